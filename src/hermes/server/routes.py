@@ -41,7 +41,7 @@ ROUTES: list[Route] = []
 _BY_PLACE: dict[tuple[str, str], Route] = {}
 _PROFILE = re.compile(r"^/p/[^/]+(?=/)")
 # What else clients of the Ollama protocol ask for. It is not here, and they read that in the form of their protocol.
-_OLLAMA_PATHS = frozenset(
+_PATHS_NOT_OFFERED = frozenset(
     f"/api/{name}" for name in ("copy", "create", "delete", "embed", "embeddings", "pull", "push")
 )
 
@@ -199,7 +199,7 @@ def error_answer(request: web.Request, error: ApiError) -> web.Response:
     """The error in the form of the request's protocol."""
     route = route_at(request)
     if route is None:
-        form: ErrorForm = OllamaError if _PROFILE.sub("", request.path) in _OLLAMA_PATHS else Error
+        form: ErrorForm = OllamaError if _PROFILE.sub("", request.path) in _PATHS_NOT_OFFERED else Error
     else:
         form = route.errors
     if form is Error and VERSION_HEADER in request.headers:
