@@ -32,7 +32,8 @@ INITIALIZE = {
 
 
 class Lines:
-    """The pipes of the process. Requests of the agent are answered by `answers`, by their method."""
+    """The pipes of the process. Requests of the agent are answered by `answers`, by their method; a
+    list has one answer for each request."""
 
     def __init__(self, reader: Any, writer: Any) -> None:
         self._reader, self._writer = reader, writer
@@ -59,7 +60,15 @@ class Lines:
                 else:
                     self.requests.append(message)
                     result = self.answers[message["method"]]
+                    result = result.pop(0) if isinstance(result, list) else result
                     self.write({"jsonrpc": "2.0", "id": message["id"], **result})
+
+    async def request(self, method: str) -> dict[str, Any]:
+        """Read until the agent asks this, and do not answer it."""
+        async with asyncio.timeout(WAIT_S):
+            while (message := json.loads(await self._reader.readline())).get("method") != method:
+                assert message.get("method") == "session/update", message
+        return dict(message)
 
     async def ask(self, id_: Any, method: str, params: Any) -> dict[str, Any]:
         self.write({"jsonrpc": "2.0", "id": id_, "method": method, "params": params})
@@ -216,6 +225,94 @@ async def test_editor_that_refuses_files_leaves_those_on_disk(place: Place) -> N
     assert (place.folder / "a.txt").read_text() == "new\n"
 
 
+async def test_odd_answers_of_the_editor_are_failures_of_the_call(place: Place) -> None:
+    """Whatever an editor answers, the turn goes on; what is missing is named."""
+    place.configure("terminal: {backend: local}\napprovals: {mode: off}\n")
+    (place.folder / "a.txt").write_text("saved\n")
+    run = Call("terminal", {"command": "make"})
+    place.script(
+        Reply(tool_calls=[Call("read_file", {"path": "a.txt"})]),
+        *[Reply(tool_calls=[run])] * 3,
+        Reply(text="Done."),
+    )
+    answers = {
+        "fs/read_text_file": [{"error": "no project"}],
+        "terminal/create": [{"result": None}, {"error": ["full"]}, {"result": {"terminalId": "t"}}],
+        "terminal/wait_for_exit": [{"result": {"exitCode": 3}}],
+        "terminal/output": [{"error": {"code": -32603, "message": "gone"}}],
+        "terminal/release": [{"error": None}],
+    }
+    async with started(place) as (reader, writer, _):
+        lines = Lines(reader, writer)
+        lines.answers = answers
+        lines.write(INITIALIZE)
+        await lines.answer(0)
+        new = await lines.ask(1, "session/new", {"cwd": str(place.folder), "mcpServers": []})
+        prompt = {"sessionId": new["result"]["sessionId"], "prompt": [{"type": "text", "text": "go"}]}
+        assert (await lines.ask(2, "session/prompt", prompt))["result"]["stopReason"] == "end_turn"
+    results = [text for role, text in place.asked(4) if role == "tool"]
+    expected = ("saved", "its answer has no terminalId", "full", "does not give the output")
+    for result, words in zip(results, expected, strict=True):
+        assert words in result
+
+
+async def test_cancel_does_not_wait_for_a_terminal(place: Place) -> None:
+    """A terminal that the editor opens when nobody waits for it any more is ended."""
+    place.configure("terminal: {backend: local}\napprovals: {mode: off}\n")
+    place.script(Reply(tool_calls=[Call("terminal", {"command": "make"})]), Reply(text="Done."))
+    async with started(place) as (reader, writer, _):
+        lines = Lines(reader, writer)
+        lines.write(INITIALIZE)
+        await lines.answer(0)
+        new = await lines.ask(1, "session/new", {"cwd": str(place.folder), "mcpServers": []})
+        session = {"sessionId": new["result"]["sessionId"]}
+        prompt = {**session, "prompt": [{"type": "text", "text": "go"}]}
+        lines.write({"jsonrpc": "2.0", "id": 2, "method": "session/prompt", "params": prompt})
+        create = await lines.request("terminal/create")
+        lines.write({"jsonrpc": "2.0", "method": "session/cancel", "params": session})
+        assert (await lines.answer(2))["result"]["stopReason"] == "cancelled"
+        lines.write({"jsonrpc": "2.0", "id": create["id"], "result": {"terminalId": "late"}})
+        for method in ("terminal/kill", "terminal/release"):
+            asked = await lines.request(method)
+            assert asked["params"] == {**session, "terminalId": "late"}
+            lines.write({"jsonrpc": "2.0", "id": asked["id"], "result": {}})
+        assert (await lines.ask(3, "session/prompt", prompt))["result"]["stopReason"] == "end_turn"
+
+
+async def test_calls_that_are_refused_are_announced_and_replayed_as_failed(place: Place) -> None:
+    place.configure("terminal: {backend: local}\n")
+    place.script(
+        Reply(tool_calls=[Call("terminal", {"nothing": 5}, id="c1"), Call("nothing", {}, id="c2")]),
+        Reply(tool_calls=[Call("terminal", {"command": "rm -rf x"}, id="c3")]),
+        Reply(text="Done."),
+    )
+    calls = {"c1": ("terminal", "execute"), "c2": ("nothing", "other"), "c3": ("rm -rf x", "execute")}
+    async with started(place) as (reader, writer, _):
+        lines = Lines(reader, writer)
+        lines.answers = {"session/request_permission": {"result": {"outcome": {"outcome": "cancelled"}}}}
+        await lines.ask(0, "initialize", {"protocolVersion": 1})
+        session = {"cwd": str(place.folder), "mcpServers": []}
+        session["sessionId"] = (await lines.ask(1, "session/new", session))["result"]["sessionId"]
+        prompt = {"sessionId": session["sessionId"], "prompt": [{"type": "text", "text": "go"}]}
+        assert (await lines.ask(2, "session/prompt", prompt))["result"]["stopReason"] == "end_turn"
+        check_calls(lines.updates, calls)
+        lines.updates.clear()
+        await lines.ask(3, "session/load", session)
+        check_calls(lines.updates, calls)
+
+
+def check_calls(updates: list[dict[str, Any]], expected: dict[str, tuple[str, str]]) -> None:
+    """Each call is announced before it is updated, and has failed in the end."""
+    calls: dict[str, dict[str, Any]] = {}
+    for update in updates:
+        if update["sessionUpdate"] == "tool_call":
+            calls[update["toolCallId"]] = dict(update)
+        elif update["sessionUpdate"] == "tool_call_update":
+            calls[update["toolCallId"]] |= update
+    assert {name: (call["title"], call["kind"]) for name, call in calls.items()} == expected
+    assert {call["status"] for call in calls.values()} == {"failed"}
+
+
 async def test_wrong_messages_are_errors_and_the_connection_goes_on(place: Place, subtests: pytest.Subtests) -> None:
     session = {"sessionId": "nothing"}
     text = [{"type": "text", "text": "hi"}]
@@ -292,3 +389,18 @@ async def test_standard_output_carries_the_protocol_only(place: Place) -> None:
             assert "result" in await lines.ask(number, "session/prompt", params)
         writer.close()
         assert await reader.read() == b""
+
+
+async def test_capabilities_that_cannot_be_read_count_as_none(place: Place, subtests: pytest.Subtests) -> None:
+    place.script(*[Reply(text="Done.")] * 4)
+    async with started(place) as (reader, writer, _):
+        lines = Lines(reader, writer)
+        for number, odd in enumerate(("x", [], {"fs": "x", "terminal": "x"}, {"elicitation": [1], "auth": 5}), 1):
+            with subtests.test(str(odd)):
+                params = {"protocolVersion": 1, "clientCapabilities": odd}
+                assert "result" in await lines.ask(f"a{number}", "initialize", params)
+                session = {"cwd": str(place.folder), "mcpServers": []}
+                session_id = (await lines.ask(f"b{number}", "session/new", session))["result"]["sessionId"]
+                prompt = {"sessionId": session_id, "prompt": [{"type": "text", "text": "go"}]}
+                assert (await lines.ask(f"c{number}", "session/prompt", prompt))["result"]["stopReason"] == "end_turn"
+    assert stderr_of(place) == ""

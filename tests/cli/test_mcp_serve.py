@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from hermes.store.stores import Store
-from support.gateway import Gateway
+from support.gateway import Gateway, serving
 from support.model_server import Call, ModelServer, Reply, Request
 
 pytest.importorskip("mcp")
@@ -233,7 +233,8 @@ async def test_lines_that_are_no_message_are_answered(
     assert process.stdin is not None and process.stdout is not None
     ping = {"jsonrpc": "2.0", "id": 7, "method": "ping"}
     lines = [b"this is no JSON", b"[" * 100_000, b"[]", b"5", b"{}", b'{"jsonrpc":"2.0","id":1}', b"", b"\xff\xfe"]
-    codes = [-32700, -32700, -32600, -32600, -32600, -32600, -32700]
+    lines += [b'{"jsonrpc":"2.0","id":%s,"method":"ping"}' % id_ for id_ in (b"null", b"1.5", b"[]", b"true")]
+    codes = [-32700, -32700, -32600, -32600, -32600, -32600, -32700, *[-32600] * 4]
     try:
         process.stdin.write(b"".join(line + b"\n" for line in (*lines, json.dumps(ping).encode())))
         async with asyncio.timeout(SURELY_S):
@@ -245,3 +246,43 @@ async def test_lines_that_are_no_message_are_answered(
         process.stdin.close()
         async with asyncio.timeout(SURELY_S):
             await process.wait()
+
+
+@pytest.mark.parametrize("way", ["in process", "at a server"])
+async def test_odd_params_end_nothing(tmp_path: Path, model: ModelServer, way: str) -> None:
+    """Params of any type are answered as requests, and passed over in notifications."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.yaml").write_text(yaml.safe_dump(_settings(model)))
+    version = "io.modelcontextprotocol/protocolVersion"
+    odd: list[Any] = ["x", [1], {version: 5}, {version: "1\r\nX: y"}, {"progressToken": {}}]
+    notifications = [{"requestId": {"a": 1}}, {"requestId": [1]}, {"requestId": True}, {}]
+    async with AsyncExitStack() as stack:
+        words: tuple[str, ...] = ()
+        if way == "at a server":
+            gateway = await stack.enter_async_context(serving(tmp_path / "server", **_settings(model)))
+            words = ("--server", gateway.url)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "hermes", "mcp", "serve", *words, env={**os.environ, "HERMES_HOME": str(home)},
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        messages: list[dict[str, Any]] = [
+            *({"method": "notifications/cancelled", "params": params} for params in notifications),
+            *({"id": at, "method": "tools/list", "params": {"_meta": meta}} for at, meta in enumerate(odd)),
+            *[{"id": "same", "method": "ping"}] * 3,
+            {"id": 99, "result": {}},
+            {"id": "\ud800", "method": "ping"},
+        ]
+        text = "".join(json.dumps({"jsonrpc": "2.0", **message}) + "\n" for message in messages)
+        process.stdin.write(text.encode())
+        async with asyncio.timeout(SURELY_S):
+            answers = [
+                json.loads(await process.stdout.readline())
+                for message in messages
+                if {"id", "method"} <= message.keys()
+            ]
+        assert sorted(str(answer["id"]) for answer in answers) == ["0", "1", "2", "3", "4", *["same"] * 3, "\ufffd"]
+        process.stdin.close()
+        async with asyncio.timeout(SURELY_S):
+            assert await process.wait() == 0

@@ -62,9 +62,9 @@ SURFACES = {
     "responses-stream": Surface("/v1/responses", {"input": "hi", "stream": True}),
     "messages": Surface("/v1/messages", _messages(max_tokens=100), VERSION, streams=False),
     "messages-stream": Surface("/v1/messages", _messages(max_tokens=100, stream=True), VERSION),
-    "ollama": Surface("/api/chat", _messages(stream=False), keyed=False, streams=False),
-    "ollama-stream": Surface("/api/chat", _messages(), keyed=False),
-    "ollama-generate": Surface("/api/generate", {"model": "hermes-agent", "prompt": "hi"}, keyed=False),
+    "ollama": Surface("/api/chat", _messages(stream=False), streams=False),
+    "ollama-stream": Surface("/api/chat", _messages()),
+    "ollama-generate": Surface("/api/generate", {"model": "hermes-agent", "prompt": "hi"}),
     "mcp": Surface(
         "/mcp",
         {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": _ASK},

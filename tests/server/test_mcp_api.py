@@ -435,7 +435,6 @@ async def test_failure_after_text_is_an_error(start: Start, era: str) -> None:
 
 
 async def test_turn_that_is_stopped_from_elsewhere_is_an_error(start: Start, era: str) -> None:
-    """As another worker stops it, where the notification of the client has come."""
     model = HeldModel(Reply(text=["Half ", "of it."]))
     await model.start()
     api = await start(settings=model.settings)

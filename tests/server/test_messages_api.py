@@ -275,6 +275,24 @@ async def test_images_and_documents(api: Api) -> None:
     assert all(words in said for words in ("List", "Milk.", "Bread.", "https://tea.example", "What is this?"))
 
 
+async def test_context_of_a_document_without_title_is_sent(api: Api) -> None:
+    api.model.script = [Reply(text="Nice.")]
+    data = base64.encodebytes(b"Bread. " * 20).decode()  # in several lines
+    source = {"type": "base64", "media_type": "text/plain", "data": data}
+    await ask(api, user([{"type": "document", "source": source, "context": "From the baker."}]))
+    [(_, text)] = sent(api.model.requests[0])
+    assert "From the baker." in text and "Bread. Bread." in text
+
+
+async def test_output_format_of_earlier_clients(api: Api) -> None:
+    api.model.script = [Reply(text='{"a": 1}')]
+    form = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    await ask(api, user(output_format=form))
+    assert "response_format" in api.model.requests[0].body
+    async with api.post(MESSAGES, user(output_format={**form, "schema": {"type": "nothing"}})) as response:
+        await refused(response, 400, "invalid_request_error", "invalid_value", "output_format.schema")
+
+
 BAD: list[tuple[Json, str, str]] = [
     ({"max_tokens": None}, "missing_required_parameter", "max_tokens"),
     ({"max_tokens": 0}, "invalid_value", "max_tokens"),
@@ -292,6 +310,12 @@ BAD: list[tuple[Json, str, str]] = [
      "tool_call_not_found", "tool_call_id"),
     ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": [
         {"type": "tool_use", "id": "a", "name": "lamp", "input": "x"}]}]}, "invalid_type", "messages[1].content[0].input"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {
+        "type": "base64", "media_type": "image/png", "data": "a!b="}}]}]}, "invalid_content_part",
+     "messages[0].content[0].source.data"),
+    ({"messages": [{"role": "user", "content": [{"type": "document", "source": {
+        "type": "base64", "media_type": "application/pdf", "data": "a!b="}}]}]}, "invalid_content_part",
+     "messages[0].content[0].source.data"),
     ({"temperature": 1.5}, "invalid_value", "temperature"),
     ({"tools": [{"name": "lamp"}]}, "missing_required_parameter", "tools[0].input_schema"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "unsupported_tool_type", "tools[0].type"),

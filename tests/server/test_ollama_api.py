@@ -80,11 +80,19 @@ async def test_models_are_found(api: Api) -> None:
         async with api.post("/api/show", fields) as response:
             shown = await response.json()
         assert {"completion", "tools"} <= set(shown["capabilities"])
-        assert shown["model_info"]["hermes.context_length"] > 1000
+        info = shown["model_info"]
+        assert info["hermes.context_length"] > 1000 and info["general.basename"] == "hermes-agent"
     async with api.post("/api/show", {"model": "gone"}) as response:
         await refused(response, 404, "model_not_found")
     async with api.post("/api/show", {}) as response:
         await refused(response, 400, "missing_required_parameter")
+
+
+@pytest.mark.parametrize("place", ["POST /api/pull", "POST /api/embed", "DELETE /api/delete", "POST /api/push"])
+async def test_what_is_not_offered_is_refused_in_the_form_of_the_protocol(api: Api, place: str) -> None:
+    method, path = place.split()
+    async with api.client.request(method, api.url + path, json={"model": "x"}) as response:
+        assert "There is nothing at" in await refused(response, 404, "not_found")
 
 
 async def test_chat_is_streamed_by_default(api: Api) -> None:
@@ -153,6 +161,28 @@ async def test_images_and_thinking(api: Api) -> None:
     assert parts[-1]["image_url"]["url"] == f"data:image/png;base64,{PNG}"
     answer = await whole(api, CHAT, {**body, "think": False})
     assert "thinking" not in answer["message"]
+
+
+async def test_level_of_thinking_shows_it(api: Api) -> None:
+    api.model.script = [Reply(reasoning="Hm.", text="Hello.")]
+    assert (await whole(api, CHAT, user(think="high")))["message"]["thinking"] == "Hm."
+
+
+@pytest.mark.parametrize("path", ["/api/show", CHAT, GENERATE])
+async def test_json_may_have_the_type_of_a_form(api: Api, path: str) -> None:
+    """As `curl -d` sends it."""
+    api.model.script = [Reply(text="Hello.")]
+    body = json.dumps({**user(stream=False), "prompt": "hi"})
+    for kind, status in (("application/x-www-form-urlencoded", 200), ("multipart/form-data; boundary=x", 415)):
+        async with api.post(path, data=body, headers={"Content-Type": kind}) as response:
+            assert response.status == status, await response.text()
+
+
+async def test_image_that_is_no_base64_is_refused(api: Api) -> None:
+    body = user()
+    body["messages"][0]["images"] = ["a!b="]
+    async with api.post(CHAT, body) as response:
+        assert "messages[0]" in await refused(response, 400, "invalid_image_url")
 
 
 async def test_generate(api: Api) -> None:

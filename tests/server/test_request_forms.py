@@ -23,13 +23,15 @@ EFFORTS: list[tuple[str, Json]] = [
     ("/v1/responses", {"input": "hi", "reasoning": {"effort": "max"}}),
     ("/api/sessions/mine/chat", {"message": "hi", "reasoning_effort": "max"}),
     ("/v1/runs", {"input": "hi", "reasoning_effort": "max"}),
+    ("/v1/messages", {**user("hi"), "max_tokens": 9, "output_config": {"effort": "max"}}),
+    ("/api/chat", user("hi", think="max")),
 ]
 
 
 @pytest.mark.parametrize(("model", "level"), [("gpt-5", "high"), ("gpt-5.2", "xhigh")])
 @pytest.mark.parametrize(("path", "body"), EFFORTS)
 async def test_highest_reasoning_effort_of_model(start: Start, path: str, body: Json, model: str, level: str) -> None:
-    api = await start(Reply(text="Hi."), model_routes={"thinker": {"model": model}})
+    api = await start(Reply(text="Hi."), model_routes={"thinker": {"model": model}}, ollama=True)
     async with api.post("/api/sessions", {"id": "mine"}) as response:
         await told(response, 201)
     async with api.post(path, {**body, "model": "thinker"}) as response:

@@ -162,6 +162,36 @@ async def test_response_cancel_through_other_worker(start: Start, home_folder: P
         assert (await get(one, f"/v1/responses/{made['id']}"))["status"] == "cancelled"
 
 
+async def test_mcp_request_is_cancelled_through_other_worker(start: Start, home_folder: Path) -> None:
+    pytest.importorskip("mcp")
+    info = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    async with start(home_folder, answer) as server:
+        one, other = await server.both()
+        async with one.post("/mcp", json=_rpc("initialize", info, id=0)) as response:
+            session = {"Mcp-Session-Id": response.headers["Mcp-Session-Id"]}
+        ask = {"name": "ask", "arguments": {"message": "Turn one: w."}}
+
+        async def asked() -> Json:
+            async with one.post("/mcp", json=_rpc("tools/call", ask, id=1), headers=session) as response:
+                lines = (await response.text()).splitlines()  # JSON, or a stream whose last event is the answer
+            found: Json = json.loads(next(line for line in reversed(lines) if "{" in line).removeprefix("data: "))
+            return found
+
+        asking = asyncio.ensure_future(asked())
+        await until(lambda: server.model.requests)
+        cancelled = _rpc("notifications/cancelled", {"requestId": 1})
+        async with other.post("/mcp", json=cancelled, headers=session) as response:
+            assert response.status == 202
+        async with asyncio.timeout(SURELY_S):
+            assert (await asking)["error"]["code"] == -32800
+        [run] = (await get(other, "/v1/runs"))["data"]
+        await has_status(other, run["run_id"], "cancelled")
+
+
+def _rpc(method: str, params: Json, **fields: Any) -> Json:
+    return {"jsonrpc": "2.0", "method": method, "params": params, **fields}
+
+
 async def test_unstored_run_is_known_at_other_worker(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer) as server:
         pid, one = await server.client()

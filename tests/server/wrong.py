@@ -49,6 +49,8 @@ WRONG_CHAT: list[tuple[Json, str, str | None]] = [
     (part(type="image_url", image_url={"url": "/etc/passwd"}), "invalid_image_url", None),
     (part(type="image_url", image_url={"url": "data:text/html;base64,aGk="}), "unsupported_content_type", None),
     (part(type="image_url", image_url={"url": PNG, "detail": "huge"}), "invalid_content_part", None),
+    (part(type="image_url", image_url={"url": "data:image/png;base64,a!b="}), "invalid_image_url", None),
+    (part(type="file", file={"file_data": "data:application/pdf;base64,abcde"}), "invalid_content_part", None),
     (part(type="file", file={"file_id": "f"}), "unsupported_content_type", None),
     (part(type="input_file", file_url="https://a/b"), "unsupported_content_type", None),
     ({"messages": [{"role": "system", "content": [{"type": "image_url", "image_url": PNG}]}, *said("x")["messages"]]},

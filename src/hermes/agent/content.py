@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -18,6 +16,7 @@ from hermes.core.home import write_private
 from hermes.core.ids import folder_name
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import UPLOAD_NAME_BYTES_MAX
+from hermes.core.text import decode_base64
 from hermes.store.base import Row
 from hermes.store.digests import continued, digest_of
 from hermes.store.rows import row_of_message
@@ -138,7 +137,5 @@ def _bytes(data: str | bytes) -> bytes:
     if isinstance(data, bytes):
         return data
     encoded = data.partition(";base64,")[2] if data.startswith("data:") else data
-    try:
-        return base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError):
-        return data.encode()
+    decoded = decode_base64(encoded)
+    return data.encode() if decoded is None else decoded

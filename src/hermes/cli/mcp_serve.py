@@ -78,12 +78,14 @@ class _Relay:
         async with asyncio.TaskGroup() as group, self._write:
             async for item in read:
                 message: JsonObject = item.message.model_dump(mode="json", by_alias=True, exclude_unset=True)
-                if message.get("method") == _CANCELLED:
+                if "method" not in message:
+                    continue  # the server asks nothing, so that there is nothing to answer
+                if message["method"] == _CANCELLED:
                     # The server stops what it does for a request whose connection is closed.
-                    task = self._open.get((message.get("params") or {}).get("requestId"))
-                    if task is not None:
-                        task.cancel()
-                elif message.get("method") == "initialize":  # what follows has the version that it agrees on
+                    request_id = (message.get("params") or {}).get("requestId")
+                    if isinstance(request_id, str | int) and request_id in self._open:
+                        self._open[request_id].cancel()
+                elif message["method"] == "initialize":  # what follows has the version that it agrees on
                     await self._post(message)
                 else:
                     task = group.create_task(self._post(message))
@@ -93,15 +95,16 @@ class _Relay:
             for task in [*self._open.values()]:
                 task.cancel()
 
-    def _forget(self, request_id: object, _: asyncio.Task[None]) -> None:
-        del self._open[request_id]
+    def _forget(self, request_id: object, task: asyncio.Task[None]) -> None:
+        if self._open.get(request_id) is task:  # else the host has used the id again
+            del self._open[request_id]
 
     async def _post(self, message: JsonObject) -> None:
         try:
             answered = False
             async for reply in self._server.messages("/mcp", message, self._headers | _routing(message)):
                 answered = answered or "id" in reply
-                if message.get("method") == "initialize" and "result" in reply:
+                if message["method"] == "initialize" and "result" in reply:
                     self._headers = {MCP_PROTOCOL_VERSION_HEADER: reply["result"]["protocolVersion"]}
                 await self._send(reply)
             if not answered and "id" in message:
@@ -118,10 +121,11 @@ class _Relay:
 def _routing(message: JsonObject) -> dict[str, str]:
     """The headers of a message that brings its version along, as clients without a handshake send it."""
     params = message.get("params") or {}
-    version = (params.get("_meta") or {}).get(PROTOCOL_VERSION_META_KEY)
+    meta = params.get("_meta")
+    version = meta.get(PROTOCOL_VERSION_META_KEY) if isinstance(meta, dict) else None
     if not isinstance(version, str):
         return {}
-    headers = {MCP_PROTOCOL_VERSION_HEADER: version, MCP_METHOD_HEADER: str(message["method"])}
+    headers = {MCP_PROTOCOL_VERSION_HEADER: encoded(version), MCP_METHOD_HEADER: encoded(str(message["method"]))}
     if isinstance(name := params.get(NAME_BEARING_METHODS.get(message["method"], "")), str):
         headers[MCP_NAME_HEADER] = encoded(name)
     return headers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import Any
 
@@ -57,6 +58,15 @@ def whole_tree(value: object) -> Any:
 
 # Words for true and false in settings, queries and headers.
 FLAG_WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+def decode_base64(text: str) -> bytes | None:
+    """The bytes of base64 with or without line ends and padding; None for anything else."""
+    digits = "".join(text.split())
+    try:
+        return base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)
+    except ValueError:
+        return None
 
 
 def text_of(content: str | list[JsonObject] | None) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from hermes.agent.media_tags import strip_rendered_media
 from hermes.core.json_types import JsonMapping, JsonObject, Message
 from hermes.core.limits import CONTENT_PARTS_MAX
+from hermes.core.text import decode_base64
 from hermes.server.errors import invalid
 
 Content = str | list[JsonObject]
@@ -78,6 +79,8 @@ def _image(part: JsonMapping, where: str) -> JsonObject:
             raise invalid(
                 place, f"{place!r} is a data URL of something else than an image.", "unsupported_content_type"
             )
+        if decode_base64(url[match.end() :]) is None:
+            raise invalid(place, f"The data URL of {place!r} is not valid base64.", "invalid_image_url")
     elif not re.match(r"https?://[^\s/]", url, re.IGNORECASE):
         raise invalid(place, f"{place!r} must begin with http://, https:// or data:image/.", "invalid_image_url")
     if detail is not None and detail not in _DETAILS:
@@ -101,6 +104,8 @@ def _file(part: JsonMapping, where: str) -> JsonObject:
     data, title = given.get("file_data"), given.get("filename")
     if not isinstance(data, str) or (match := _DATA_URL.match(data)) is None:
         raise invalid(f"{where}.file_data", "file_data must be a data URL in base64.", "invalid_content_part")
+    if decode_base64(data[match.end() :]) is None:
+        raise invalid(f"{where}.file_data", "The data URL of file_data is not valid base64.", "invalid_content_part")
     if title is not None and not isinstance(title, str):
         raise invalid(f"{where}.filename", "filename must be text.", "invalid_type")
     kind = match["kind"] or "application/octet-stream"

@@ -171,7 +171,16 @@ class ServerContext:
 
     @property
     def peer_operations(self) -> dict[str, Operation]:
-        return {"claimed": self.idempotency.claimed, "metrics": self._metrics_for_peer}
+        return {
+            "claimed": self.idempotency.claimed,
+            "metrics": self._metrics_for_peer,
+            "cancel_mcp_call": self.cancel_mcp_call,
+        }
+
+    async def cancel_mcp_call(self, run_id: str) -> bool:
+        """Whether a client waits for this run here; its request is cancelled then."""
+        task = self.mcp_calls.get(run_id)
+        return task is not None and task.cancel()
 
     async def _metrics_for_peer(self) -> list[metrics.Dump]:
         return self.metrics.dump(self.app.engine)

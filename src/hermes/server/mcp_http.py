@@ -35,7 +35,6 @@ from pydantic import ValidationError
 
 from hermes.core.ids import random_hex
 from hermes.core.json_types import JsonMapping, JsonObject
-from hermes.core.spec import Control
 from hermes.server.errors import ApiError, answer
 from hermes.server.keys import caller_of
 from hermes.server.mcp_server import Peer, make_server
@@ -83,13 +82,8 @@ async def _notified(context: ServerContext, request: web.Request, message: Any) 
     if message.method != "notifications/cancelled":
         return
     run_id = _run_id(request, cancelled_request_id_from_params(message.params))
-    if run_id is None:
-        return
-    if (task := context.mcp_calls.get(run_id)) is not None:
-        task.cancel()
-    else:  # at another worker or replica, if at all
-        control = Control("interrupt", surface="mcp", credential=caller_of(request).credential)
-        await context.app.engine.control(run_id, control)
+    if run_id is not None and not await context.cancel_mcp_call(run_id):
+        await context.app.engine.peers.ask_all("cancel_mcp_call", run_id)
 
 
 def _run_id(request: web.Request, request_id: object) -> str | None:

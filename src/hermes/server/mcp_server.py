@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import stat
@@ -31,6 +32,7 @@ from mcp_types import (
     ErrorData,
     GetPromptResult,
     JSONRPCError,
+    JSONRPCNotification,
     ListPromptsResult,
     ListResourcesResult,
     ListResourceTemplatesResult,
@@ -64,6 +66,7 @@ from hermes.server.mcp_tools import (
     skill_prompt,
     skill_prompts,
 )
+from hermes.server.request_bodies import without_lone_surrogates
 from hermes.server.routes import error_of
 from hermes.server.sse import ClientGone
 
@@ -271,6 +274,8 @@ async def stdio_streams(line_bytes_max: int) -> AsyncIterator[tuple[Any, Any]]:
         too_long = INVALID_REQUEST, f"A message has at most {line_bytes_max} bytes"
         while (line := await read_line(reader)) != b"":
             refusal = too_long if line is None else _line_refusal(line)
+            if refusal is not None and line is not None and (replaced := without_lone_surrogates(line)) is not None:
+                line, refusal = replaced, _line_refusal(replaced)
             if refusal is not None:
                 code, message = refusal
                 error = JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=code, message=message))
@@ -293,7 +298,10 @@ def _line_refusal(line: bytes) -> tuple[int, str] | None:
     """Why a line is no message of JSON-RPC; blank lines are passed over."""
     try:
         if line.strip():
-            jsonrpc_message_adapter.validate_json(line.decode(errors="replace"), by_name=False)
+            message = jsonrpc_message_adapter.validate_json(line.decode(errors="replace"), by_name=False)
+            # A request with an id that is none is taken for a notification, which is never answered.
+            if isinstance(message, JSONRPCNotification) and "id" in json.loads(line.decode(errors="replace")):
+                return INVALID_REQUEST, "An id is a text or a whole number"
     except ValidationError as error:
         if any(fault["type"] == "json_invalid" for fault in error.errors(include_input=False, include_url=False)):
             return PARSE_ERROR, "The line is no JSON"

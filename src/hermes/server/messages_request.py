@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from hermes.core import limits
 from hermes.core.json_types import JsonMapping, JsonObject, Message
-from hermes.core.text import spaced_json, text_of
+from hermes.core.text import decode_base64, spaced_json, text_of
 from hermes.server.chat import ParsedMessages, split_conversation, structure
 from hermes.server.content import joined, part_of
 from hermes.server.errors import invalid, missing
@@ -97,6 +97,7 @@ class CountTokensRequest(Struct, kw_only=True):
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     metadata: MessagesMetadata | None = None
     service_tier: Label | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -144,8 +145,11 @@ def shows_thinking(asked: CountTokensRequest, by_default: bool) -> bool:
 
 
 def response_format(asked: CountTokensRequest) -> Message | None:
-    form = asked.output_config.format if asked.output_config else None
-    return structure(form.type, JsonSchema(schema=form.schema, strict=True), "output_config.format") if form else None
+    """`output_format` is what earlier clients call `output_config.format`."""
+    form, where = asked.output_format, "output_format"
+    if asked.output_config is not None and asked.output_config.format is not None:
+        form, where = asked.output_config.format, "output_config.format"
+    return structure(form.type, JsonSchema(schema=form.schema, strict=True), where) if form else None
 
 
 def tools_of(asked: CountTokensRequest) -> tuple[Tools, list[str]]:
@@ -263,7 +267,8 @@ class _Reader:
         if read is None:
             message = f"Unsupported content in {where!r}: the type {block.get('type')!r} is not taken here."
             raise invalid(f"{where}.type", message, "unsupported_content_type")
-        return [part_of(part, where, self.chars_max) for part in read(block, where)]
+        parts = read(block, where)
+        return [part_of(part, where, self.chars_max) if part["type"] == "text" else part for part in parts]
 
 
 def read_conversation(asked: CountTokensRequest, chars_max: int) -> tuple[ParsedMessages, list[str]]:
@@ -323,11 +328,14 @@ def _source(block: JsonMapping, where: str, kinds: tuple[str, ...]) -> JsonMappi
 
 
 def _data_url(source: JsonMapping, where: str, kind: str = r"[\w.+-]+") -> str:
-    media_type = _text(source, "media_type", f"{where}.source")
+    media_type, data = (_text(source, name, f"{where}.source") for name in ("media_type", "data"))
     if not re.fullmatch(rf"{kind}/[\w.+-]+", media_type, re.ASCII):
         message = f"The media_type {media_type!r} is not taken here."
         raise invalid(f"{where}.source.media_type", message, "unsupported_content_type")
-    return f"data:{media_type};base64,{_text(source, 'data', f'{where}.source')}"
+    if decode_base64(data) is None:
+        place = f"{where}.source.data"
+        raise invalid(place, f"{place!r} is not valid base64.", "invalid_content_part")
+    return f"data:{media_type};base64,{data}"
 
 
 def _image(block: JsonMapping, where: str) -> list[JsonObject]:
@@ -344,11 +352,11 @@ def _image(block: JsonMapping, where: str) -> list[JsonObject]:
 
 def _document(block: JsonMapping, where: str) -> list[JsonObject]:
     source = _source(block, where, ("base64", "text", "content"))
-    title, context = block.get("title"), block.get("context")
-    intro = [{"type": "text", "text": text} for text in (title, context) if isinstance(text, str) and text]
+    title, context = (value if isinstance(value := block.get(name), str) else "" for name in ("title", "context"))
+    intro = [{"type": "text", "text": text} for text in (title, context) if text]
     if source["type"] == "base64":
-        name = title if isinstance(title, str) and title else "document.pdf"
-        return [*intro[1:], {"type": "file", "file": {"file_data": _data_url(source, where), "filename": name}}]
+        file = {"name": title or "document.pdf", "data": _data_url(source, where), "media_type": source["media_type"]}
+        return [*intro[bool(title) :], {"type": "file", "file": file}]
     if source["type"] == "text":
         return [*intro, {"type": "text", "text": _text(source, "data", f"{where}.source")}]
     return [*intro, *_inner(source.get("content"), f"{where}.source.content")]

@@ -141,7 +141,15 @@ def _entries(context: ServerContext, request: web.Request) -> Iterator[JsonObjec
         }  # fmt: skip
 
 
-@route("POST /api/show", "ollama_show", "Show a model, as Ollama does", scope="any", errors=OllamaError, faults=(404,))
+@route(
+    "POST /api/show",
+    "ollama_show",
+    "Show a model, as Ollama does",
+    scope="any",
+    errors=OllamaError,
+    faults=(404,),
+    takes_form_type=True,
+)
 async def show(context: ServerContext, request: web.Request, body: ShowRequest) -> ShownModel:
     check_on(context, "ollama", request)
     if not (given := body.model or body.name):
@@ -155,7 +163,8 @@ async def show(context: ServerContext, request: web.Request, body: ShowRequest) 
     target = models.primary(settings, choice or RouteChoice())
     able = models.capabilities_of(target)
     offered = {"completion": True, "tools": able.tools, "vision": able.images, "thinking": able.reasoning}
-    info = {"general.architecture": _FAMILY, f"{_FAMILY}.context_length": models.window_of(target)}
+    info: JsonObject = {"general.architecture": _FAMILY, "general.basename": name}
+    info[f"{_FAMILY}.context_length"] = models.window_of(target)
     return ShownModel(
         model_info=info,
         capabilities=[name for name, is_there in offered.items() if is_there],
@@ -251,6 +260,8 @@ def _asks(path: str, name: str, summary: str, body: type[OllamaRequest], example
         keepalive=KEEPALIVE,
         errors=OllamaError,
         faults=TURN_FAULTS,
+        takes_form_type=True,
+        idempotent=True,
         begins_turns=True,
     )
 

@@ -25,13 +25,14 @@ from hermes.server.errors import ApiError, invalid, missing
 if TYPE_CHECKING:
     from hermes.server.context import ServerContext
 
+TAKES_FORM_TYPE = web.RequestKey("takes_form_type", bool)
 _SPOOL = web.RequestKey("body", Spool)
 _ROOM = web.RequestKey("room", int)
 M = TypeVar("M", bound=msgspec.Struct)
 R = TypeVar("R")
 _SHORT_BYTES = 4096
 _NAME_CHARS_READ, _NAME_CHARS_SHOWN = 256, 64
-_FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
+_MULTIPART, _FORM = "multipart/form-data", "application/x-www-form-urlencoded"
 _HALF_PAIR = re.compile(
     rb"\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F][\da-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][\da-fA-F]{2})\\u[dD][c-fC-F][\da-fA-F]{2}"
@@ -108,7 +109,7 @@ def give_back_room(context: ServerContext, request: web.Request) -> None:
 
 async def _received(request: web.Request, limit: int, folder: Path | None) -> Spool:
     """The body's bytes, within its limits of size and time."""
-    if request.content_type in _FORMS:
+    if request.content_type == _MULTIPART or (request.content_type == _FORM and not request.get(TAKES_FORM_TYPE)):
         message = f"A body of the type {request.content_type} is not supported; send JSON."
         raise ApiError(415, message, "unsupported_media_type")
     if request.content_length is not None and request.content_length > limit:
@@ -177,7 +178,7 @@ def as_object(data: bytes | str) -> JsonObject:
             if not raw.strip():
                 return {}
             # Lone surrogates are the one thing that this decoder refuses and well-meant requests may hold.
-            if (replaced := _without_lone_surrogates(raw)) is None:
+            if (replaced := without_lone_surrogates(raw)) is None:
                 raise
             value = msgspec.json.decode(replaced)
     except (ValueError, RecursionError) as error:
@@ -192,7 +193,7 @@ def as_object(data: bytes | str) -> JsonObject:
     return value
 
 
-def _without_lone_surrogates(raw: bytes) -> bytes | None:
+def without_lone_surrogates(raw: bytes) -> bytes | None:
     """The JSON text with escaped lone surrogates replaced; None where there are none."""
     if b"\0" in raw:  # never valid in JSON; stands for an escaped backslash below
         return None
@@ -284,7 +285,9 @@ def _shape(
         # msgspec reports a default of UNSET as none at all.
         unset = not item.required and item.default is msgspec.NODEFAULT is item.default_factory
         clears = unset and any(isinstance(t, kinds.NoneType | kinds.AnyType) for t in types)
-        shape[item.encode_name] = (any(isinstance(t, kinds.BoolType) for t in types), clears, own, nested)
+        takes_words = any(isinstance(t, kinds.StrType | kinds.LiteralType) for t in types)
+        is_flag = any(isinstance(t, kinds.BoolType) for t in types) and not takes_words
+        shape[item.encode_name] = (is_flag, clears, own, nested)
     return shape
 
 

@@ -20,10 +20,10 @@ from aiohttp import web
 from hermes.core.errors import ServiceError
 from hermes.core.json_types import JsonObject
 from hermes.core.limits import SESSION_ID_CHARS_MAX, SESSION_KEY_CHARS_MAX
-from hermes.server.errors import ApiError, Error, ErrorForm, MessagesError, answer, api_error
+from hermes.server.errors import ApiError, Error, ErrorForm, MessagesError, OllamaError, answer, api_error
 from hermes.server.headers import VERSION_HEADER, request_id
 from hermes.server.query_params import parse_query
-from hermes.server.request_bodies import give_back_room, read
+from hermes.server.request_bodies import TAKES_FORM_TYPE, give_back_room, read
 from hermes.server.sse import KEEPALIVE
 from hermes.store.base import StoreBusy, StoreError, StoreTimeout
 
@@ -40,6 +40,10 @@ GROUPS = ("server", "chat", "messages", "responses", "conversations", "runs", "j
 ROUTES: list[Route] = []
 _BY_PLACE: dict[tuple[str, str], Route] = {}
 _PROFILE = re.compile(r"^/p/[^/]+(?=/)")
+# What else clients of the Ollama protocol ask for. It is not here, and they read that in the form of their protocol.
+_PATHS_NOT_OFFERED = frozenset(
+    f"/api/{name}" for name in ("copy", "create", "delete", "embed", "embeddings", "pull", "push")
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +86,8 @@ class Route:
     link: tuple[str, str] | None = None
     # Names of features that it adds to the capabilities, with spaces between.
     features: str = ""
+    # Whether JSON may come under the type of a form, which programs without a client of the protocol name by default.
+    takes_form_type: bool = False
     # Whether an idempotency key is honoured, and whether the model is asked.
     idempotent: bool = False
     begins_turns: bool = False
@@ -113,6 +119,7 @@ class Route:
         names = inspect.signature(self.handler).parameters
         query_type, body_type = self.query if "query" in names else None, self.body if "body" in names else None
         handler, status, public, idempotent = self.handler, self.status, self.scope is None, self.idempotent
+        takes_form_type = self.takes_form_type
 
         async def work(context: ServerContext, request: web.Request) -> web.StreamResponse:
             try:
@@ -138,6 +145,8 @@ class Route:
                     return error_answer(request, refusal)
                 if not context.is_attached:
                     await context.use_current_app()
+                if takes_form_type:
+                    request[TAKES_FORM_TYPE] = True
                 key = request.headers.get("Idempotency-Key") if idempotent and context.is_attached else None
                 if key is None:
                     response = await work(context, request)
@@ -189,7 +198,10 @@ def route_at(request: web.Request) -> Route | None:
 def error_answer(request: web.Request, error: ApiError) -> web.Response:
     """The error in the form of the request's protocol."""
     route = route_at(request)
-    form = Error if route is None else route.errors
+    if route is None:
+        form: ErrorForm = OllamaError if _PROFILE.sub("", request.path) in _PATHS_NOT_OFFERED else Error
+    else:
+        form = route.errors
     if form is Error and VERSION_HEADER in request.headers:
         form = MessagesError
     return error.response(form, request_id(request))

@@ -33,8 +33,8 @@ from pydantic import BaseModel, ValidationError
 import hermes
 from hermes.cli.acp.client_servers import servers_of
 from hermes.cli.acp.content import invalid
-from hermes.cli.acp.session import AUTH_REQUIRED, INTERNAL_ERROR, EditorSession
-from hermes.cli.acp.wire import Wire, protocol_pipes
+from hermes.cli.acp.session import AUTH_REQUIRED, EditorSession
+from hermes.cli.acp.wire import INTERNAL_ERROR, Wire, protocol_pipes
 from hermes.cli.acp_command import SETUP
 from hermes.cli.conversation import Backend, note, opened
 from hermes.cli.output import NoModel, NotFound, UsageError
@@ -117,8 +117,9 @@ class Agent:
     # --- beginning -----------------------------------------------------------------------------------------------------
 
     async def _initialize(self, request: InitializeRequest) -> JsonObject:
-        offered = request.client_capabilities
-        self._client = offered.model_dump(by_alias=True, exclude_none=True) if offered is not None else {}
+        # In place of capabilities that it cannot read the SDK has plain defaults, which are no models.
+        sent = request.model_dump(by_alias=True, exclude_none=True, warnings=False)
+        self._client = sent.get("clientCapabilities") or {}
         return {
             "protocolVersion": PROTOCOL_VERSION,
             "agentCapabilities": {

@@ -14,13 +14,15 @@ from acp import RequestError
 from acp.connection import Connection
 
 from hermes.core.json_types import JsonObject
-from hermes.core.limits import ACP_TERMINAL_BYTES_MAX
-from hermes.sandbox.base import Command, Handle, Parts, SandboxError, hide_text
+from hermes.core.limits import ACP_CLOSE_S_MAX, ACP_TERMINAL_BYTES_MAX
+from hermes.sandbox.base import Command, Handle, Parts, hide_text
 from hermes.sandbox.local import Local
 from hermes.sandbox.mounts import Place
 
 # Above every number that a system gives to a process: nothing is signalled by it.
 _NO_PID = 2**31 - 1
+# The exit code of a command that could not be started, as shells have it.
+_NOT_STARTED = 127
 _NAME = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
 
 
@@ -41,15 +43,9 @@ class ClientTerminals(Local):
         params: JsonObject = {"sessionId": self._session_id, "command": argv[0], "args": argv[1:], "cwd": command.cwd}
         params["env"] = [{"name": name, "value": value} for name, value in env.items()]
         params["outputByteLimit"] = ACP_TERMINAL_BYTES_MAX
-        try:
-            terminal_id = str((await self._connection.send_request("terminal/create", params))["terminalId"])
-        except (RequestError, OSError, TypeError, KeyError) as error:
-            raise SandboxError(f"The editor opens no terminal: {error}.") from None
-        ask = partial(_ask, self._connection, {"sessionId": self._session_id, "terminalId": terminal_id})
-        self._shown(command.call_id, terminal_id)
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
-        child = _Terminal(ask, writing)
+        child = _Terminal(self._connection, params, writing, partial(self._shown, command.call_id))
         return (child, os.fdopen(reading, "rb", buffering=0)), child
 
 
@@ -62,21 +58,16 @@ def _only(command: Command) -> list[str]:
     return argv
 
 
-async def _ask(connection: Connection, params: JsonObject, method: str) -> JsonObject:
-    with suppress(RequestError, OSError):
-        answer: Any = await connection.send_request(method, params)
-        return answer if isinstance(answer, dict) else {}
-    return {}
-
-
 class _Terminal:
-    """A terminal as the process that runs in it. Its output comes as a whole when it has ended: until then the editor
-    shows it."""
+    """A terminal as the process that runs in it, which the editor may take any time to open. Its output comes as a whole
+    when it has ended: until then the editor shows it."""
 
     pid = _NO_PID
 
-    def __init__(self, ask: Callable[[str], Any], output: int) -> None:
-        self._ask, self._output = ask, output
+    def __init__(self, connection: Connection, params: JsonObject, output: int, shown: Callable[[str], None]) -> None:
+        self._connection, self._params, self._output, self._shown = connection, params, output, shown
+        self._id = ""
+        self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._code: int | None = None
         self._kills: set[asyncio.Task[JsonObject]] = set()
 
@@ -87,6 +78,36 @@ class _Terminal:
         return -1 if self._code is None else self._code
 
     async def exited(self) -> int:
+        opening = asyncio.ensure_future(self._open())
+        await asyncio.wait((opening, self._stopped), return_when=asyncio.FIRST_COMPLETED)
+        text, code = "", 137
+        if not self._stopped.done() and not (text := opening.result()):
+            status = await self._ask("terminal/wait_for_exit")
+            code = status["exitCode"] if isinstance(status.get("exitCode"), int) else 137
+            text = _text_of(await self._ask("terminal/output"))
+        elif text:
+            code = _NOT_STARTED
+        await self._write(text)
+        self._code = code
+        return code
+
+    async def _open(self) -> str:
+        """Why there is no terminal; empty once there is one. One that nobody waits for any more is ended at once."""
+        try:
+            answer = await self._connection.send_request("terminal/create", self._params)
+        except (RequestError, OSError) as error:
+            return f"The editor opens no terminal: {error}."
+        self._id = str((answer if isinstance(answer, dict) else {}).get("terminalId") or "")
+        if not self._id:
+            return "The editor opens no terminal: its answer has no terminalId."
+        if self._stopped.done():
+            await self._ask("terminal/kill")
+            await self.sweep()
+        else:
+            self._shown(self._id)
+        return ""
+
+    async def _write(self, text: str) -> None:
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.connect_write_pipe(
             lambda: asyncio.streams.FlowControlMixin(loop), os.fdopen(self._output, "wb", buffering=0)
@@ -94,23 +115,37 @@ class _Terminal:
         transport.set_write_buffer_limits(0)
         writer = asyncio.StreamWriter(transport, protocol, None, loop)
         try:
-            status = await self._ask("terminal/wait_for_exit")
-            result = await self._ask("terminal/output")
-            cut = "[the beginning of the output is left out]\n" if result.get("truncated") else ""
             if not writer.is_closing():  # else nobody has waited for it
-                writer.write(f"{cut}{result.get('output') or ''}".encode("utf-8", "replace"))
+                writer.write(text.encode("utf-8", "replace"))
                 with suppress(OSError):
                     await writer.drain()
         finally:
             writer.close()
-        code = status.get("exitCode")
-        self._code = code if isinstance(code, int) else 137
-        return self._code
 
     def signal(self, number: int) -> None:
+        if not self._id:
+            if not self._stopped.done():
+                self._stopped.set_result(None)
+            return
         task: asyncio.Task[JsonObject] = asyncio.ensure_future(self._ask("terminal/kill"))
         self._kills.add(task)
         task.add_done_callback(self._kills.discard)
 
     async def sweep(self) -> None:
-        await self._ask("terminal/release")
+        if self._id:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ask("terminal/release"), ACP_CLOSE_S_MAX)
+
+    async def _ask(self, method: str) -> JsonObject:
+        params = {"sessionId": self._params["sessionId"], "terminalId": self._id}
+        with suppress(RequestError, OSError):
+            answer: Any = await self._connection.send_request(method, params)
+            return answer if isinstance(answer, dict) else {}
+        return {}
+
+
+def _text_of(answer: JsonObject) -> str:
+    output = answer.get("output")
+    if not isinstance(output, str):
+        return "[the editor does not give the output]"
+    return f"[the beginning of the output is left out]\n{output}" if answer.get("truncated") else output

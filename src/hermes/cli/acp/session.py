@@ -16,7 +16,7 @@ from hermes.cli.acp.client_files import READ, WRITE, ClientFiles
 from hermes.cli.acp.client_terminals import ClientTerminals
 from hermes.cli.acp.content import invalid, message_of
 from hermes.cli.acp.updates import Updates, approval_call, message, thought
-from hermes.cli.acp.wire import Wire
+from hermes.cli.acp.wire import INTERNAL_ERROR, Wire
 from hermes.cli.agents import ServerLost
 from hermes.cli.chat_loop import Chat
 from hermes.cli.conversation import Conversation
@@ -31,7 +31,7 @@ from hermes.core.spec import RouteChoice
 from hermes.services import models
 from hermes.settings.schema_types import EFFORTS
 
-AUTH_REQUIRED, INTERNAL_ERROR = -32000, -32603
+AUTH_REQUIRED = -32000
 # Commands of a chat that an editor has no way of its own for. Those about the session itself are the editor's.
 _COMMANDS = {
     "compress",

@@ -37,6 +37,8 @@ _TOOLS = {
 }
 _APPROVAL_KINDS = {"command": "execute", "code": "execute", "write": "edit", "network": "fetch", "host": "fetch"}
 _EDITS = frozenset({"write_file", "patch"})
+# What the answer of a call that was not carried out says of it.
+_FAILED = ("blocked", "interrupted")
 _PLAN_STATES = ("pending", "in_progress", "completed")
 _FIELD = re.compile(r"\{(\w+)\}")
 _FENCES = re.compile("`{3,}")
@@ -124,6 +126,7 @@ class Updates:
             yield _tool_update(event["tool_call_id"], content=[text_content(fenced(call.output))])
 
     def _completed(self, event: JsonObject) -> Iterator[JsonObject]:
+        known = event["tool_call_id"] in self._calls
         call = self._calls.pop(event["tool_call_id"], None) or _Call([])
         ok = event["status"] == "ok"
         result = _object(event["result"])
@@ -132,7 +135,11 @@ class Updates:
             content = [text_content(fenced(shown))]
         more: JsonObject = {"content": content} if content else {}
         more |= {"rawOutput": result} if result else {}
-        yield _tool_update(event["tool_call_id"], status="completed" if ok else "failed", **more)
+        update = _tool_update(event["tool_call_id"], status="completed" if ok else "failed", **more)
+        if not known:  # refused before it started, as arguments that do not fit are
+            kind, title = _described(event["tool"], {}, "")
+            update |= {"sessionUpdate": "tool_call", "title": title, "kind": kind}
+        yield update
         if ok and event["tool"] == "todo" and isinstance(result.get("todos"), list):
             yield plan(result["todos"])
 
@@ -225,7 +232,8 @@ class Updates:
                     yield from self._started({**event, "arguments": _object(function["arguments"])})
             elif row["role"] == "tool":
                 result, call_id = text_of(row["content"]), row["tool_call_id"]
-                failed = bool(_object(result).get("error"))
+                answer = _object(result)
+                failed = bool(answer.get("error")) or answer.get("status") in _FAILED
                 event = {"tool_call_id": call_id, "tool": names.get(call_id, ""), "result": result}
                 for update in self._completed({**event, "status": "error" if failed else "ok"}):
                     if update["sessionUpdate"] == "plan":

@@ -16,7 +16,7 @@ from hermes.core.json_types import JsonObject
 from hermes.core.limits import ACP_CLOSE_S_MAX, ACP_LINE_BYTES_MAX
 from hermes.core.line_reader import read_line
 
-PARSE_ERROR, INVALID_REQUEST = -32700, -32600
+PARSE_ERROR, INVALID_REQUEST, INTERNAL_ERROR = -32700, -32600, -32603
 
 
 @contextmanager
@@ -70,7 +70,7 @@ class Wire:
             self._refuse(PARSE_ERROR, "Parse error: the line is no JSON")
             return None
         if _is_message(message):
-            return message  # type: ignore[no-any-return]
+            return _with_error_object(message)
         self._refuse(INVALID_REQUEST, "Invalid request: a message is one JSON object with method, or id and result")
         return None
 
@@ -97,6 +97,14 @@ class Wire:
         with suppress(OSError, TimeoutError):
             await asyncio.wait_for(self._writer.drain(), ACP_CLOSE_S_MAX)
         self._writer.close()
+
+
+def _with_error_object(message: JsonObject) -> JsonObject:
+    """The SDK takes the error of an answer for an object without looking."""
+    error = message.get("error")
+    if "method" in message or "error" not in message or isinstance(error, dict):
+        return message
+    return {**message, "error": {"code": INTERNAL_ERROR, "message": str(error)}}
 
 
 def _is_message(message: Any) -> bool:
