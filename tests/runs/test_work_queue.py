@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -12,13 +13,15 @@ from hermes.bus.nats_connection import NatsConnection
 from hermes.bus.nats_queue import NatsQueue
 from hermes.core.processes import this_process
 from hermes.core.spec import Control, RouteChoice, RunSpec
+from hermes.runs import leases as leases_module
 from hermes.runs.admission import Refused
 from hermes.runs.live_run import LiveRun
 from hermes.runs.replica_leases import ReplicaLeases, process_lease
 from hermes.runs.work_queue import may_travel
 from hermes.services.housekeeping import sweep_if_due
 from hermes.store.leases import Leases
-from support.model_server import ModelServer
+from hermes.store.stores import AsyncLeases
+from support.model_server import ModelServer, Reply, Request
 from support.nats_server import eventually
 
 OTHER = "elsewhere:7:7.00"
@@ -220,3 +223,42 @@ async def test_leading_replica_sweeps(house: House) -> None:
     await app.engine.become_replica(away(), 2)
     assert app.engine.replica_leases is not None and app.engine.replica_leases.leads
     assert await asyncio.to_thread(sweep_if_due, app.store.blocking, app.settings) is not None
+
+
+@pytest.mark.parametrize("is_taken_over", [True, False])
+async def test_turn_that_ends_while_its_lease_is_uncertain(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, is_taken_over: bool
+) -> None:
+    """A replica that was suspended reads the end of an answer before it learns whether another has the run."""
+    renewing, answered = asyncio.Event(), asyncio.Event()
+    renew_all = AsyncLeases.renew_all
+
+    async def renew_late(leases: AsyncLeases, *args: Any) -> set[str]:
+        renewing.set()
+        await answered.wait()
+        return await renew_all(leases, *args)
+
+    monkeypatch.setattr(AsyncLeases, "renew_all", renew_late)
+    monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
+    engine, gate = house.app.engine, asyncio.Event()
+
+    async def answer(_: Request) -> Reply:
+        await gate.wait()
+        return Reply(text="Done.")
+
+    server.handler = answer
+    await engine.become_replica(away(), 2)
+    live = await engine.start(house.spec(server, persist=True, session_id="s"))
+    await renewing.wait()
+    engine.lifecycle.session_expired(live.spec.run_id, True)
+    for lease in engine.admissions.leases._held:
+        lease.expired = True
+    if is_taken_over:
+        token = "UPDATE leases SET token = token + 1, holder = ? WHERE name = 'session:s'"
+        await house.app.store.blocking.engine.submit_write(lambda tx: tx.execute(token, (OTHER,)))
+    gate.set()
+    await eventually(lambda: live.log.ending)
+    answered.set()
+    await eventually(lambda: live.spec.run_id not in engine.by_id)
+    assert engine.permits.here == 0
+    assert await status(house, live.spec.run_id) == ("running" if is_taken_over else "completed")

@@ -382,7 +382,8 @@ class Lifecycle:
     def session_lost(self, run_id: str) -> None:
         """Another process holds the run's session: the run is interrupted."""
         live = self._engine.by_id.get(run_id)
-        if live is not None and live.log.ending:  # it has released it itself
+        if live is not None and live.log.ending:  # its end, if that was stored, has released it
+            live.log.give_up_if_paused()
             return
         log.warning("run %s has lost its session", run_id)
         if live is not None:
