@@ -544,6 +544,18 @@ async def test_resume_requeues_queued_run(house: House, server: ModelServer) -> 
     assert events[-1]["type"] == "run.completed" and of(events, "run.resumed") == []
 
 
+async def test_resume_requeues_queued_run_of_a_server_on_another_host(house: House, server: ModelServer) -> None:
+    """A container that was made anew, or a database that was moved: no other host serves it."""
+    server.script = [Reply(text="Done.")]
+    left = Left(house, server)
+    left.spec = left.spec.replace(user_message="")
+    await house.app.store.runs.create(left.spec)
+    await left.add(left.event("run.queued", session_id=SESSION, source="api_server", position=0))
+    made = "UPDATE runs SET holder = 'elsewhere:7:1.00', created_at = created_at - 60"
+    await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute(made))
+    assert (await left.taken_up())[-1]["type"] == "run.completed"
+
+
 async def test_resume_queues_unstarted_run_behind_session_holder(house: House, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60), Reply(text="Done.")]
     other = await house.begin(house.spec(server, persist=True, session_id=SESSION))
