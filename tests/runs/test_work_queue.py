@@ -19,6 +19,7 @@ from hermes.runs.live_run import LiveRun
 from hermes.runs.replica_leases import ReplicaLeases, process_lease
 from hermes.runs.work_queue import may_travel
 from hermes.services.housekeeping import sweep_if_due
+from hermes.store.base import StoreUnreachable
 from hermes.store.leases import Leases
 from hermes.store.stores import AsyncLeases
 from support.model_server import ModelServer, Reply, Request
@@ -97,6 +98,29 @@ async def test_caps_count_queued_runs(house: House, server: ModelServer) -> None
         assert error.code == "rate_limit_exceeded"
     else:
         raise AssertionError("it was let in")
+
+
+async def test_submit_is_refused_at_once_where_the_store_does_not_tell_the_counts(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question to a store that is away takes half a minute."""
+    questions: list[str] = []
+
+    def away_for(name: str) -> Any:
+        async def raise_away(*_: Any, **__: Any) -> Any:
+            questions.append(name)
+            raise StoreUnreachable("The store is away.")
+
+        return raise_away
+
+    engine, runs = house.app.engine, house.app.store.runs
+    await engine.become_replica(away(), 2)
+    for name in ("unfinished_counts", "append", "create", "discard"):
+        monkeypatch.setattr(runs, name, away_for(name), raising=False)
+    with pytest.raises(Refused) as refused:
+        await engine.submit(RunSpec("x", session_id="s", persist=True))
+    assert isinstance(refused.value.__cause__, StoreUnreachable)
+    assert questions == ["unfinished_counts"] and engine.permits.here == 0
 
 
 async def test_fewest_running_owner_is_next_and_busy_session_waits(house: House) -> None:

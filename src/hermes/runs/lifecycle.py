@@ -115,7 +115,10 @@ class Lifecycle:
         if spec.run_id in self._engine.by_id:
             return spec.run_id
         queue = self._engine.work_queue if may_travel(spec) else None
-        stored = await self._engine.unfinished_counts() if queue is not None else {}
+        try:
+            stored = await self._engine.store.runs.unfinished_counts() if queue is not None else {}
+        except StoreError as error:
+            raise Refused.by(error) from error
         admissions = self._engine.admissions
         admissions.take_permit(spec, stored)
         try:
