@@ -80,6 +80,36 @@ async def test_submitted_run_without_nats_is_taken_from_store(house: House, serv
     assert [event.seq for event in events] == sorted({event.seq for event in events}) and events[1].seq == 2
 
 
+class Unavailable:
+    """A queue whose stream has no server, while NATS is there: messages go nowhere, and none comes."""
+
+    connected = True
+
+    async def put(self, _: str) -> bool:
+        return False
+
+    async def take(self, _: float) -> None:
+        await asyncio.Event().wait()
+
+    async def size(self) -> None:
+        return None
+
+
+async def test_replica_starts_run_that_the_queue_has_not_taken(house: House, server: ModelServer) -> None:
+    engine = house.app.engine
+    await engine.become_replica(Unavailable(), 1)
+    engine.start_background_tasks()
+    await asyncio.sleep(0)
+    specs = [house.spec(server, "Hello.", persist=True, session_id=f"s{at}").replace(route=None) for at in range(3)]
+    for spec in specs:
+        await engine.submit(spec)
+
+    async def all_ended() -> bool:
+        return all([await status(house, spec.run_id) in ("completed", "failed") for spec in specs])
+
+    await eventually(all_ended)
+
+
 async def test_run_with_credentials_of_its_request_does_not_travel(house: House, server: ModelServer) -> None:
     assert may_travel(RunSpec("x", session_id="s", persist=True))
     assert not may_travel(RunSpec("x", session_id="s", persist=False))
