@@ -99,8 +99,8 @@ def test_namespace_is_that_of_profile() -> None:
         namespace_of("a.b", "default")
 
 
-async def refusal(url: str) -> HermesError:
-    connection = NatsConnection(url, "t")
+async def refusal(url: str, queue_copies: int = 1) -> HermesError:
+    connection = NatsConnection(url, "t", queue_copies)
     try:
         await connection.connect()
     except HermesError as error:
@@ -139,6 +139,46 @@ async def test_user_without_rights_to_jetstream(tmp_path: Path) -> None:
     with nats_server(tmp_path / "n", "-c", str(config)) as server:
         error = await refusal(server.url.replace("nats://", "nats://u:p@"))
     assert isinstance(error, ConfigError) and "does not let this user" in str(error) and "$JS.API" in error.hint
+
+
+async def test_more_copies_of_the_queue_than_servers(own_nats: NatsServer) -> None:
+    error = await refusal(own_nats.url, 3)
+    assert isinstance(error, ConfigError) and "HERMES_RUNS_t" in str(error) and "bus.queue_copies" in error.hint
+
+
+async def test_queue_goes_on_without_the_server_that_led_it(tmp_path: Path) -> None:
+    ports = [free_port() for _ in range(3)]
+    routes = ",".join(f"nats://127.0.0.1:{port}" for port in ports)
+    options = [("--cluster_name", "c", "--cluster", f"nats://127.0.0.1:{port}", "--routes", routes) for port in ports]
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(nats_server(tmp_path / f"n{at}", *words)) for at, words in enumerate(options)]
+        connection = NatsConnection(",".join(server.url for server in servers), "t", 3)
+
+        async def is_connected() -> bool:
+            with contextlib.suppress(HermesError):  # the servers have not found each other yet
+                await connection.connect()
+            return connection.connected
+
+        await eventually(is_connected)
+        queue = NatsQueue(connection)
+        assert await queue.put("first")
+        info = await connection.js.stream_info(connection.runs_stream)
+        assert info.config.num_replicas == 3 and info.cluster is not None
+        next(server for server in servers if server.name == info.cluster.leader).stop()
+
+        async def is_accepted() -> bool:
+            return await queue.put("second")
+
+        await eventually(is_accepted)
+        deliveries: list[object] = []
+
+        async def are_delivered() -> bool:
+            if (delivery := await queue.take(1.0)) is not None:
+                deliveries.append(delivery)
+            return len(deliveries) == 2
+
+        await eventually(are_delivered)
+        await connection.close()
 
 
 @pytest.mark.parametrize(

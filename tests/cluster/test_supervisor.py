@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 import stat
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import aiohttp
@@ -27,6 +28,7 @@ from hermes.core.errors import HermesError
 from hermes.core.home import Home, is_served
 from hermes.core.processes import is_alive
 from hermes.server.status import HomeServed, hold, local_url
+from hermes.store.stores import open_store
 from support.model_server import ModelServer, Reply
 
 SURELY_S = 120.0
@@ -236,7 +238,7 @@ async def test_missing_wheel_is_one_sentence(home: Home, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "words", [("up", "--replicas", "0"), ("up", "--replicas", "99"), ("up", "--port", "x"), ("kill", "x")]
+    "words", [("up", "--replicas", "-1"), ("up", "--replicas", "99"), ("up", "--port", "x"), ("kill", "x")]
 )
 def test_bad_arguments_are_usage_errors(words: tuple[str, ...], home: Home) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -245,7 +247,7 @@ def test_bad_arguments_are_usage_errors(words: tuple[str, ...], home: Home) -> N
 
 
 def test_commands_without_a_cluster_say_so(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (("status",), ("kill", "1"), ("down",)):
+    for words in (("status",), ("env",), ("kill", "1"), ("down",)):
         assert main(("cluster", *words)) == 5
     assert main(("cluster", "status", "--json")) == 5
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"state": "stopped", "remains": []}
@@ -261,6 +263,41 @@ def test_up_detached_status_and_down(home: Home, capsys: pytest.CaptureFixture[s
     finally:
         assert main(("cluster", "down")) == 0
     assert main(("cluster", "status")) == 5
+
+
+@pytest.mark.skipif(not has_postgres_store, reason="the store on PostgreSQL is not there yet")
+def test_store_is_migrated_into_the_engines_of_its_home_and_out(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HERMES_HOME", str(home.path))
+    with closing(open_store(f"sqlite://{home.state_db}")) as store:
+        store.sessions.create_session("s-1", "cli")
+    assert main(("cluster", "up", "--replicas", "0", "--detach", "--json")) == 0
+    try:
+        assert json.loads(capsys.readouterr().out)["address"] is None
+        assert main(("cluster", "status", "--json")) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["state"] == "running" and document["replicas"] == [] and document["address"] is None
+        assert main(("cluster", "status")) == 0
+        assert "proxy" not in capsys.readouterr().out
+        assert main(("cluster", "kill", "1")) == 5
+        assert main(("cluster", "up", "--port", "0")) == ClusterRunning.exit_code
+        capsys.readouterr()
+
+        assert main(("cluster", "env")) == 0
+        variables = dict(line.removeprefix("export ").split("=", 1) for line in capsys.readouterr().out.splitlines())
+        assert list(variables) == ["HERMES_DATABASE_URL", "HERMES_NATS_URL"]
+        [url] = shlex.split(variables["HERMES_DATABASE_URL"])
+        assert main(("migrate", "--from", f"sqlite://{home.state_db}", "--to", url)) == 0
+        monkeypatch.setenv("HERMES_DATABASE_URL", url)
+        other = tmp_path / "other" / "state.db"
+        assert main(("migrate", "--to", f"sqlite://{other}")) == 0
+        with closing(open_store(f"sqlite://{other}")) as store:
+            assert store.sessions.get_session("s-1") is not None
+    finally:
+        assert main(("cluster", "down")) == 0
+    assert main(("cluster", "env")) == 5
+    assert not any(engine.is_running for engine in states.engines_of(home).values())
 
 
 def test_refused_second_up_leaves_the_log_of_the_first(home: Home, capsys: pytest.CaptureFixture[str]) -> None:

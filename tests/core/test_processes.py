@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from hermes.core import processes
-from hermes.core.processes import is_alive, is_gone, process_start, this_process
+from hermes.core.processes import host_of, is_alive, is_gone, process_start, this_process
 
-HOST = os.uname().nodename
+HOST = host_of(this_process())
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="this system does not tell starts")
 
 
@@ -134,11 +134,11 @@ def test_name_with_unused_pid_is_gone() -> None:
     assert is_gone(holder(99999999, None))
 
 
-def test_container_with_same_host_name_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its pids mean other processes: nothing is concluded from them."""
-    dead = f"{os.uname().nodename}:999999:1.00"
-    assert processes._namespace() or processes.is_gone(dead)
-    monkeypatch.setattr(processes, "_namespace", lambda: "@0123456789ab")
+def test_machine_with_same_host_name_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pids mean other processes: nothing is concluded from them. The same is true of a container."""
+    dead = holder(999999, 1.0)
+    assert processes.is_gone(dead)
+    monkeypatch.setattr(processes, "_machine", lambda: "@0123456789ab")
     processes._holder.cache_clear()
     try:
         own = processes.this_process()

@@ -348,6 +348,7 @@ def test_kubernetes_replicas_have_settings_that_are_understood(home: Home) -> No
     services = {name: service["spec"]["ports"][0]["port"] for name, service in objects("Service").items()}
     assert settings.storage.url == f"postgresql://hermes:{PASSWORD}@postgres:{services['postgres']}/hermes"
     assert settings.bus.url == f"nats://hermes:{PASSWORD}@nats:{services['nats']}"
+    assert settings.bus.queue_copies == objects("StatefulSet")["nats"]["spec"]["replicas"]
     assert settings.api_server.port == one["ports"][0]["containerPort"]
     # What `$(NAME)` names is defined before.
     names = [entry["name"] for entry in one["env"]]

@@ -18,6 +18,7 @@ import pytest
 from agent.house import House, check_laws, reading, sent, tool
 from hermes.core.events import Cuts, Event
 from hermes.core.home import Home
+from hermes.core.processes import host_of, this_process
 from hermes.core.spec import Control
 from hermes.runs import recovery
 from hermes.server.render_responses import ResponseRenderer, VisibleItems
@@ -538,10 +539,22 @@ async def test_resume_requeues_queued_run(house: House, server: ModelServer) -> 
     await house.app.store.runs.create(left.spec)
     await left.add(left.event("run.queued", session_id=SESSION, source="api_server", position=0))
     assert await house.engine.resume_all() == [], "its process is alive and waits with it"
-    gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
+    gone = f"{host_of(this_process())}:{2**22 + 1}:1.00"
     await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute("UPDATE runs SET holder = ?", (gone,)))
     events = await left.taken_up()
     assert events[-1]["type"] == "run.completed" and of(events, "run.resumed") == []
+
+
+async def test_resume_requeues_queued_run_of_a_server_on_another_host(house: House, server: ModelServer) -> None:
+    """A container that was made anew, or a database that was moved: no other host serves it."""
+    server.script = [Reply(text="Done.")]
+    left = Left(house, server)
+    left.spec = left.spec.replace(user_message="")
+    await house.app.store.runs.create(left.spec)
+    await left.add(left.event("run.queued", session_id=SESSION, source="api_server", position=0))
+    made = "UPDATE runs SET holder = 'elsewhere:7:1.00', created_at = created_at - 60"
+    await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute(made))
+    assert (await left.taken_up())[-1]["type"] == "run.completed"
 
 
 async def test_resume_queues_unstarted_run_behind_session_holder(house: House, server: ModelServer) -> None:
@@ -549,7 +562,7 @@ async def test_resume_queues_unstarted_run_behind_session_holder(house: House, s
     other = await house.begin(house.spec(server, persist=True, session_id=SESSION))
     left = Left(house, server)
     await house.app.store.runs.create(left.spec)
-    gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
+    gone = f"{host_of(this_process())}:{2**22 + 1}:1.00"
     made = "UPDATE runs SET holder = ? WHERE run_id = ?"
     await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
     assert await house.engine.resume_all() == [left.spec.run_id]
@@ -747,7 +760,7 @@ async def test_concurrent_readers_resume_run_once(
     left, runs = Left(house, server), house.app.store.runs
     await runs.create(left.spec)
     made = "UPDATE runs SET holder = ?, created_at = created_at - 60 WHERE run_id = ?"
-    gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
+    gone = f"{host_of(this_process())}:{2**22 + 1}:1.00"
     await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
     durable, at_work, go_on = runs.durable, asyncio.Event(), asyncio.Event()
 
@@ -769,7 +782,7 @@ async def test_concurrent_readers_resume_run_once(
 
 
 async def test_startup_removes_leases_of_dead_processes(house: House) -> None:
-    store, gone = house.app.store, f"{os.uname().nodename}:{2**22 + 1}:1.00"
+    store, gone = house.app.store, f"{host_of(this_process())}:{2**22 + 1}:1.00"
     await store.leases.acquire("session:of-a-dead-process", gone, 60.0)
     await store.leases.acquire("session:of-another-host", "elsewhere:1:1.00", 60.0)
     house.app.serve()

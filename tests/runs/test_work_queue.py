@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -12,13 +13,16 @@ from hermes.bus.nats_connection import NatsConnection
 from hermes.bus.nats_queue import NatsQueue
 from hermes.core.processes import this_process
 from hermes.core.spec import Control, RouteChoice, RunSpec
+from hermes.runs import leases as leases_module
 from hermes.runs.admission import Refused
 from hermes.runs.live_run import LiveRun
 from hermes.runs.replica_leases import ReplicaLeases, process_lease
 from hermes.runs.work_queue import may_travel
 from hermes.services.housekeeping import sweep_if_due
+from hermes.store.base import StoreUnreachable
 from hermes.store.leases import Leases
-from support.model_server import ModelServer
+from hermes.store.stores import AsyncLeases
+from support.model_server import ModelServer, Reply, Request
 from support.nats_server import eventually
 
 OTHER = "elsewhere:7:7.00"
@@ -76,6 +80,36 @@ async def test_submitted_run_without_nats_is_taken_from_store(house: House, serv
     assert [event.seq for event in events] == sorted({event.seq for event in events}) and events[1].seq == 2
 
 
+class Unavailable:
+    """A queue whose stream has no server, while NATS is there: messages go nowhere, and none comes."""
+
+    connected = True
+
+    async def put(self, _: str) -> bool:
+        return False
+
+    async def take(self, _: float) -> None:
+        await asyncio.Event().wait()
+
+    async def size(self) -> None:
+        return None
+
+
+async def test_replica_starts_run_that_the_queue_has_not_taken(house: House, server: ModelServer) -> None:
+    engine = house.app.engine
+    await engine.become_replica(Unavailable(), 1)
+    engine.start_background_tasks()
+    await asyncio.sleep(0)
+    specs = [house.spec(server, "Hello.", persist=True, session_id=f"s{at}").replace(route=None) for at in range(3)]
+    for spec in specs:
+        await engine.submit(spec)
+
+    async def all_ended() -> bool:
+        return all([await status(house, spec.run_id) in ("completed", "failed") for spec in specs])
+
+    await eventually(all_ended)
+
+
 async def test_run_with_credentials_of_its_request_does_not_travel(house: House, server: ModelServer) -> None:
     assert may_travel(RunSpec("x", session_id="s", persist=True))
     assert not may_travel(RunSpec("x", session_id="s", persist=False))
@@ -94,6 +128,29 @@ async def test_caps_count_queued_runs(house: House, server: ModelServer) -> None
         assert error.code == "rate_limit_exceeded"
     else:
         raise AssertionError("it was let in")
+
+
+async def test_submit_is_refused_at_once_where_the_store_does_not_tell_the_counts(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question to a store that is away takes half a minute."""
+    questions: list[str] = []
+
+    def away_for(name: str) -> Any:
+        async def raise_away(*_: Any, **__: Any) -> Any:
+            questions.append(name)
+            raise StoreUnreachable("The store is away.")
+
+        return raise_away
+
+    engine, runs = house.app.engine, house.app.store.runs
+    await engine.become_replica(away(), 2)
+    for name in ("unfinished_counts", "append", "create", "discard"):
+        monkeypatch.setattr(runs, name, away_for(name), raising=False)
+    with pytest.raises(Refused) as refused:
+        await engine.submit(RunSpec("x", session_id="s", persist=True))
+    assert isinstance(refused.value.__cause__, StoreUnreachable)
+    assert questions == ["unfinished_counts"] and engine.permits.here == 0
 
 
 async def test_fewest_running_owner_is_next_and_busy_session_waits(house: House) -> None:
@@ -220,3 +277,42 @@ async def test_leading_replica_sweeps(house: House) -> None:
     await app.engine.become_replica(away(), 2)
     assert app.engine.replica_leases is not None and app.engine.replica_leases.leads
     assert await asyncio.to_thread(sweep_if_due, app.store.blocking, app.settings) is not None
+
+
+@pytest.mark.parametrize("is_taken_over", [True, False])
+async def test_turn_that_ends_while_its_lease_is_uncertain(
+    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, is_taken_over: bool
+) -> None:
+    """A replica that was suspended reads the end of an answer before it learns whether another has the run."""
+    renewing, answered = asyncio.Event(), asyncio.Event()
+    renew_all = AsyncLeases.renew_all
+
+    async def renew_late(leases: AsyncLeases, *args: Any) -> set[str]:
+        renewing.set()
+        await answered.wait()
+        return await renew_all(leases, *args)
+
+    monkeypatch.setattr(AsyncLeases, "renew_all", renew_late)
+    monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
+    engine, gate = house.app.engine, asyncio.Event()
+
+    async def answer(_: Request) -> Reply:
+        await gate.wait()
+        return Reply(text="Done.")
+
+    server.handler = answer
+    await engine.become_replica(away(), 2)
+    live = await engine.start(house.spec(server, persist=True, session_id="s"))
+    await renewing.wait()
+    engine.lifecycle.session_expired(live.spec.run_id, True)
+    for lease in engine.admissions.leases._held:
+        lease.expired = True
+    if is_taken_over:
+        token = "UPDATE leases SET token = token + 1, holder = ? WHERE name = 'session:s'"
+        await house.app.store.blocking.engine.submit_write(lambda tx: tx.execute(token, (OTHER,)))
+    gate.set()
+    await eventually(lambda: live.log.ending)
+    answered.set()
+    await eventually(lambda: live.spec.run_id not in engine.by_id)
+    assert engine.permits.here == 0
+    assert await status(house, live.spec.run_id) == ("running" if is_taken_over else "completed")

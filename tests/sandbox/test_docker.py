@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.core.processes import this_process
+from hermes.core.processes import host_of, this_process
 from hermes.sandbox import docker
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.docker import Docker
@@ -141,7 +141,7 @@ async def test_idle_container_is_removed(fake_docker: Path, place: Place, monkey
 
 
 async def test_sweep_removes_containers_of_dead_processes(fake_docker: Path, place: Place) -> None:
-    host = os.uname().nodename
+    host = host_of(this_process())
     mine, other = docker._home_label(place.home), "another home"
     cases = {
         "hermes-dead": (mine, f"{host}:999999999:1.00"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sqlite3
 from typing import Any
 
 import pytest
 
+from hermes.core.processes import host_of, this_process
 from hermes.core.spec import RunSpec
 from hermes.store.base import StoreError
 from support.model_server import Call, Reply
@@ -167,7 +167,7 @@ async def test_idempotent_turn_created_before_kill_is_executed(start: Start, mon
     spec, body = RunSpec("hi", session_id="s", kind="chat", on_detach="continue"), user("hi")
     fingerprint, store = await _fingerprint(api, body), api.app.store
     with monkeypatch.context() as patched:
-        patched.setattr("hermes.store.runs.this_process", lambda: f"{os.uname().nodename}:99999999:")
+        patched.setattr("hermes.store.runs.this_process", lambda: f"{host_of(this_process())}:99999999:")
         await store.runs.create(spec)
     await store.idempotency.claim("default POST /v1/chat/completions", "key-1", fingerprint, 60.0, spec.run_id)
     status, text, headers = await asked(api, "/v1/chat/completions", body)
@@ -184,7 +184,7 @@ async def test_idempotent_turn_ended_by_restart_is_reported(
     spec, body = RunSpec("hi", session_id="s", kind="chat", on_detach="cancel"), user("hi", stream=stream)
     fingerprint = await _fingerprint(api, body)
     with monkeypatch.context() as patched:
-        patched.setattr("hermes.store.runs.this_process", lambda: f"{os.uname().nodename}:99999999:")
+        patched.setattr("hermes.store.runs.this_process", lambda: f"{host_of(this_process())}:99999999:")
         await store.runs.create(spec)
     await store.idempotency.claim("default POST /v1/chat/completions", "key-1", fingerprint, 60.0, spec.run_id)
     status, text, headers = await asked(api, "/v1/chat/completions", body)

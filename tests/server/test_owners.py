@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from hermes.core.events import Event
+from hermes.core.processes import host_of, this_process
 from hermes.core.spec import RunSpec
 from hermes.facade import AIAgent
 from hermes.guards.secrets import Secrets
@@ -252,7 +252,7 @@ async def _cut_off(api: Api, *, started: bool) -> RunSpec:
     data = {"kind": "job", "model": "m", "provider": "p", "user_row": None, "session_id": SESSION}
     await store.runs.append(spec.run_id, None, [Event(spec.run_id, first, 0, data, 1, time.time())])
     stored = json.dumps({**spec.stored(), "session_id": SESSION})
-    gone = f"{os.uname().nodename}:99999999:1.00"
+    gone = f"{host_of(this_process())}:99999999:1.00"
     move = "UPDATE runs SET session_id = ?, spec = ?, holder = ? WHERE run_id = ?"
     store.blocking.engine.write(lambda tx: tx.execute(move, (SESSION, stored, gone, spec.run_id)))
     return spec

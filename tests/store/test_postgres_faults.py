@@ -312,7 +312,7 @@ def test_conflict_without_end_is_told(engine: PostgresEngine, monkeypatch: pytes
         runs += 1
         raise Conflict("again")
 
-    with pytest.raises(Conflict):
+    with pytest.raises(StoreBusy):
         engine.write(work)
     assert runs == limits.PG_CONFLICTS_MAX
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from bench.results import at
-from bench.simulate import BURST_AT_S, DEATH_AT_S, Cell, simulate
+from bench.simulate import BURST_AT_S, DEATH_AT_S, DESIGNS, Cell, simulate
 from bench.sizing import PLANNED, Costs, Design, Load, plan
 
 from hermes.core.limits import LEASE_RENEW_S, LEASE_TTL_S
 
+REPOSITORY = Path(__file__).parents[2]
 COSTS, DESIGN, LOAD = Costs(), Design(), Load(600)
 SIZES = plan(LOAD, COSTS, DESIGN)
 
@@ -59,3 +60,24 @@ def test_costs_are_those_that_the_bench_has_measured(tmp_path: Path) -> None:
     figures = [{"name": "the same, CPU of the server per turn", "found": [2.0, 4.5]}]
     file.write_text(json.dumps({"postgres": {"figures": figures}}))
     assert Costs.measured(file) == Costs(turn_ms=4.5)
+
+
+def test_scaling_document_has_the_measured_costs_and_the_plans_they_make() -> None:
+    """After a new bench: write the figures of `python -m bench.simulate` into docs/scaling.md."""
+    text, costs = (REPOSITORY / "docs" / "scaling.md").read_text(), Costs.measured()
+    rows = [
+        ("a token at the replica that has the run, at 20 tokens a second", costs.token_us, "µs"),
+        ("", costs.foreign_token_us, "µs"),
+        ("the same token at NATS", costs.nats_token_us, "µs"),
+        ("a plain turn at PostgreSQL", costs.postgres_turn_ms, "ms"),
+        ("a replica's look for left runs, every 5 s", costs.look_row_us, "µs"),
+        ("the counts by owner, for every submitted run", costs.count_row_us, "µs"),
+    ]
+    missing = [f"| {cost:.2g} {unit}" for name, cost, unit in rows if f"{name} | {cost:.2g} {unit}" not in text]
+    for runs in (10_000, 1_000_000):
+        for name, design in DESIGNS.items():
+            sizes = plan(Load(runs), costs, design)
+            counts = [sizes.cells, sizes.cells * sizes.replicas, sizes.cells * sizes.nats_nodes]
+            row = " | ".join([f"{runs:,}, {name}", *(f"{count:,}" for count in counts), f"{sizes.postgres_load:.2f}"])
+            missing += [row] if f"| {row} |" not in text else []
+    assert not missing

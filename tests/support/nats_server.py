@@ -33,8 +33,8 @@ class NatsServer:
     """One server, which may be stopped and started again on its port."""
 
     def __init__(self, folder: Path, *options: str, jetstream: bool = True) -> None:
-        self.folder, self.port, self._name = folder, free_port(), f"test-{random_hex(8)}"
-        self._options = ["-n", self._name, *options, *(["-js", "-sd", str(folder / "js")] if jetstream else [])]
+        self.folder, self.port, self.name = folder, free_port(), f"test-{random_hex(8)}"
+        self._options = ["-n", self.name, *options, *(["-js", "-sd", str(folder / "js")] if jetstream else [])]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -50,7 +50,7 @@ class NatsServer:
         while True:
             # Another test may have been given the same port a moment ago: only this server knows its name.
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as sock:
-                if self._name.encode() in sock.recv(4096):
+                if self.name.encode() in sock.recv(4096):
                     return
             assert time.monotonic() < until and self._process.poll() is None, (self.folder / "nats.log").read_text()
             time.sleep(0.01)

@@ -78,9 +78,9 @@ class NatsConnection:
     `changes` are called whenever it is lost or back.
     """
 
-    def __init__(self, url: str, namespace: str) -> None:
+    def __init__(self, url: str, namespace: str, queue_copies: int = 1) -> None:
         self._urls = [one.strip() for one in url.split(",")]
-        self.namespace = namespace
+        self.namespace, self._queue_copies = namespace, queue_copies
         self.prefix = f"hermes.{namespace}"
         self.events_stream, self.runs_stream = f"HERMES_EVENTS_{namespace}", f"HERMES_RUNS_{namespace}"
         self.changes: list[Callable[[], None]] = []
@@ -196,6 +196,7 @@ class NatsConnection:
                 subjects=[f"{self.prefix}.runs"],
                 storage=StorageType.FILE,
                 retention=RetentionPolicy.WORK_QUEUE,
+                num_replicas=self._queue_copies,
             )
         )
 
@@ -210,7 +211,9 @@ class NatsConnection:
                 return
         except APIError as error:
             message = f"NATS at {self.shown_url} does not make the stream {wanted.name}."
-            raise ConfigError(message, where="bus.url", hint="more room for JetStream") from error
+            raise ConfigError(
+                message, where="bus.url", hint="more room for JetStream, or fewer bus.queue_copies"
+            ) from error
         except Exception as error:
             raise self._unreachable(error) from error
         same = present.subjects == wanted.subjects and (present.retention == (wanted.retention or present.retention))

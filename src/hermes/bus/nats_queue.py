@@ -53,14 +53,16 @@ class NatsQueue:
     def connected(self) -> bool:
         return self._connection.connected
 
-    async def put(self, run_id: str) -> None:
-        """A message that is lost is put again later: the run is in the store."""
+    async def put(self, run_id: str) -> bool:
+        """Whether the queue has the message. One that is lost is put again later: the run is in the store."""
         if not self.connected:
-            return
+            return False
         try:
             await self._connection.js.publish(self._subject, run_id.encode())
         except Exception as error:  # noqa: BLE001
             log.warning("a run could not be put into the queue: %s", type(error).__name__)
+            return False
+        return True
 
     async def take(self, wait_s: float) -> Delivery | None:
         """The next message; None where none comes in time, or NATS is away."""

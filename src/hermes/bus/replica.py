@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Replica:
     """Nothing is connected before `connect`: until then events reach local readers only, and there are no peers."""
 
-    def __init__(self, url: str, namespace: str, max_inflight: int) -> None:
+    def __init__(self, url: str, namespace: str, max_inflight: int, queue_copies: int = 1) -> None:
         from hermes.bus.nats_bus import NatsBus
         from hermes.bus.nats_connection import NatsConnection
         from hermes.bus.nats_members import Members
@@ -24,7 +24,7 @@ class Replica:
         from hermes.bus.nats_queue import NatsQueue
 
         self.max_inflight = max_inflight
-        self.connection = NatsConnection(url, namespace)
+        self.connection = NatsConnection(url, namespace, queue_copies)
         self.bus = NatsBus(self.connection)
         self.members = Members(self.connection)
         self.peers = NatsPeers(self.connection, self.members)
@@ -51,4 +51,4 @@ def replica_of(home: Home, settings: Settings) -> Replica | None:
     bus = settings.bus
     if not is_nats(bus.url):
         return None
-    return Replica(bus.url, namespace_of(bus.namespace, home.profile), bus.max_inflight)
+    return Replica(bus.url, namespace_of(bus.namespace, home.profile), bus.max_inflight, bus.queue_copies)

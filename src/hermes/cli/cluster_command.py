@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -36,14 +37,14 @@ class NotStopped(HermesError):
 
 
 def _replicas(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= REPLICAS_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of replicas: from 1 to {REPLICAS_MAX}")
+    if not text.isdecimal() or int(text) > REPLICAS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of replicas: from 0 to {REPLICAS_MAX}")
     return int(text)
 
 
 @command(
     "cluster up",
-    Argument("--replicas", metavar="N", type=_replicas, default=3, help="how many servers (3)"),
+    Argument("--replicas", metavar="N", type=_replicas, default=3, help="how many servers (3); 0: engines alone"),
     Argument("--host", metavar="H", default=HOST, help=f"listen on this address ({HOST})"),
     Argument("--port", metavar="N", type=port, default=8642, help="listen on this port (8642); 0 takes a free one"),
     flag("--detach", help="run in the background; return when it is ready"),
@@ -85,7 +86,7 @@ def _detach(args: argparse.Namespace, home: Home) -> int:
             ready = output.readline()
         if ready:
             process.returncode = 0  # it goes on without this process
-            tell(args, {"address": address(home), "pid": process.pid}, ready.rstrip())
+            tell(args, {"address": address(home) or None, "pid": process.pid}, ready.rstrip())
             return 0
         code = process.wait()
         errors.seek(begin)
@@ -130,7 +131,7 @@ def _status(args: argparse.Namespace, home: Home) -> int:
     fine = all(one["state"] in ("running", "ready") for one in (*engines, *replicas))
     document = {
         "state": "running" if fine else "degraded",
-        "address": address(home),
+        "address": address(home) or None,
         "pid": state.pid,
         "engines": engines,
         "replicas": replicas,
@@ -138,7 +139,7 @@ def _status(args: argparse.Namespace, home: Home) -> int:
     own: JsonObject = {"name": "proxy", **{name: document[name] for name in ("state", "address", "pid")}}
     rows = [
         [one["name"], one["state"], one["address"] or "", f"pid {one['pid']}", _restarts(one.get("restarts"))]
-        for one in (own, *engines, *replicas)
+        for one in (*([own] if replicas else []), *engines, *replicas)
     ]
     print_table(args, home, document, rows, flexible=2)
     return 0 if fine else EXIT_DEGRADED
@@ -164,6 +165,14 @@ def _health(replica: states.ReplicaState) -> str:
         return "not answering"
     finally:
         connection.close()
+
+
+@command("cluster env", help="print the addresses of PostgreSQL and NATS, with passwords, as variables for a shell")
+def _env(args: argparse.Namespace, home: Home) -> int:
+    states.running(home)
+    variables = {variable: engine.url for variable, engine in states.engines_of(home).items()}
+    tell(args, variables, *(f"export {name}={shlex.quote(url)}" for name, url in variables.items()))
+    return 0
 
 
 # ---- ending

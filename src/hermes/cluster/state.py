@@ -91,12 +91,16 @@ def write(home: Home, encoded: bytes) -> None:
     write_private(_file(home), msgspec.json.format(encoded))
 
 
-def replica(home: Home, number: int) -> ReplicaState:
-    """A replica of a running cluster."""
+def running(home: Home) -> ClusterState:
     state = read(home)
     if state is None or not state.is_running:
         raise ClusterNotFound("No cluster is running in this home.", hint="hermes cluster up")
-    for one in state.replicas:
+    return state
+
+
+def replica(home: Home, number: int) -> ReplicaState:
+    """A replica of a running cluster."""
+    for one in running(home).replicas:
         if one.number == number:
             return one
     raise ClusterNotFound(f"There is no replica {number}.", hint="hermes cluster status")

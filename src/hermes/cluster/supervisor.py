@@ -9,10 +9,10 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from functools import partial
 
 import msgspec
 
@@ -29,6 +29,7 @@ from hermes.server.runner import raise_file_limit, signals, tell_state
 from hermes.server.startup_checks import bind, check_exposure, check_settings, is_loopback, resolved
 from hermes.server.status import hold, server_url
 from hermes.settings import config
+from hermes.settings.config import Settings
 
 log = logging.getLogger(__name__)
 REPLICAS_MAX = 32
@@ -75,8 +76,10 @@ class Supervisor:
         announce: Callable[[str], None],
         engines: Mapping[str, Engine] | None = None,
     ) -> None:
-        """`announce` is called with one line when all is ready. `engines`: by the variable that names their address."""
-        self.home, self._host, self._port, self._announce = home, host, port, announce
+        """`announce` is called with one line when all is ready. `engines`: by the variable that names their address. With
+        0 replicas nothing listens at the address and the home is left to others, such as `hermes migrate`."""
+        self.home, self._announce = home, announce
+        self._host, self._port = (host, port) if replicas else ("", 0)
         self._engines = dict(states.engines_of(home) if engines is None else engines)
         self._replicas = [_Replica(number) for number in range(1, replicas + 1)]
         self._proxy = Proxy()
@@ -91,38 +94,51 @@ class Supervisor:
             if stop is None:
                 stop = held.enter_context(signals(self._kill))
             held.enter_context(_sole(self.home))
-            held.enter_context(hold(self.home, shared=True))
+            if self._replicas:
+                held.enter_context(hold(self.home, shared=True))
             async with contextlib.AsyncExitStack() as stack:
-                tell = partial(asyncio.to_thread, tell_state, self.home)
                 await self._start(stack)
-                await tell(gateway_state="running", host=self._host, port=self._port)
-                addresses = [f"{engine.name} on {HOST}:{engine.state.port}" for engine in self._engines.values()]
-                parts = ", ".join([f"{len(self._replicas)} replicas", *addresses])
-                url = server_url({"host": self._host, "port": self._port})
-                self._announce(f"Hermes {hermes.__version__} cluster listening on {url} ({parts})")
+                await self._write_status(gateway_state="running", host=self._host, port=self._port)
+                self._announce(self._ready_line())
                 await stop.wait()
-                await tell(gateway_state="draining")
-            await tell(gateway_state="stopped")
+                await self._write_status(gateway_state="draining")
+            await self._write_status(gateway_state="stopped")
         return 0
+
+    async def _write_status(self, **fields: object) -> None:
+        if self._replicas:
+            await asyncio.to_thread(tell_state, self.home, **fields)
+
+    def _ready_line(self) -> str:
+        engines = ", ".join(f"{engine.name} on {HOST}:{engine.state.port}" for engine in self._engines.values())
+        if not self._replicas:
+            return f"Hermes {hermes.__version__} cluster without replicas ({engines})"
+        url = server_url({"host": self._host, "port": self._port})
+        return f"Hermes {hermes.__version__} cluster listening on {url} ({len(self._replicas)} replicas, {engines})"
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         settings = config.load(self.home)
         stack.enter_context(logging_to(self.home, settings, verbose=False))
         check_settings(settings)
         self._drain_s = settings.api_server.drain_seconds
+        sockets = self._listening_sockets(settings, stack) if self._replicas else []
+        raise_file_limit()
+        await asyncio.to_thread(states.remove_remains, self.home, self._engines.values())
+        stack.push_async_callback(asyncio.to_thread, states.remove_remains, self.home, self._engines.values())
+        await _all(asyncio.to_thread(engine.start) for engine in self._engines.values())
+        await self._record()
+        stack.push_async_callback(self._proxy.close)
+        await stack.enter_async_context(self._started())
+        await self._proxy.listen(sockets)
+
+    def _listening_sockets(self, settings: Settings, stack: contextlib.AsyncExitStack) -> list[socket.socket]:
         addresses = resolved(self._host, self._port)
         check_exposure(settings, self._host, loopback=is_loopback(addresses), allow_local_exec=False)
         sockets = bind(self.home, self._host, addresses)
         for sock in sockets:
             stack.callback(sock.close)
         self._port = sockets[0].getsockname()[1]
-        raise_file_limit()
-        await asyncio.to_thread(states.remove_remains, self.home, self._engines.values())
-        stack.push_async_callback(asyncio.to_thread, states.remove_remains, self.home, self._engines.values())
-        await _all(asyncio.to_thread(engine.start) for engine in self._engines.values())
-        stack.push_async_callback(self._proxy.close)
-        await stack.enter_async_context(self._started())
-        await self._proxy.listen(sockets)
+        return sockets
 
     @contextlib.asynccontextmanager
     async def _started(self) -> AsyncIterator[None]:

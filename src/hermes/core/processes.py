@@ -49,8 +49,8 @@ def booted_at() -> float:
 
 
 def this_process() -> str:
-    """This process's identity as a holder: `host:pid:start`, the start empty where it is not known. In a container,
-    which has its own pids, the host is `name@namespace`."""
+    """This process's identity as a holder: `host:pid:start`, the start empty where it is not known. The host is
+    `name@machine` where the machine, or the container with pids of its own, has an id."""
     return _holder(os.getpid())
 
 
@@ -75,21 +75,21 @@ def host_of(holder: str) -> str:
 
 
 def _host() -> str:
-    return f"{os.uname().nodename}{_namespace()}"
+    return f"{os.uname().nodename}{_machine()}"
 
 
 @lru_cache(maxsize=1)
-def _namespace() -> str:
-    """Distinguishes containers with the same host name: their pids mean different processes."""
+def _machine() -> str:
+    """Distinguishes machines, and containers, with the same host name: their pids mean different processes."""
     try:
         pids = os.readlink("/proc/self/ns/pid")
-        if pids == _FIRST_PIDS:
-            return ""
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read()
-    except OSError:
+        # That of a machine stays the same when it is started again; containers may share it.
+        path = "/etc/machine-id" if pids == _FIRST_PIDS else "/proc/sys/kernel/random/boot_id"
+        with open(path, encoding="ascii") as file:
+            machine = file.read().strip()
+    except (OSError, UnicodeDecodeError):
         return ""
-    return f"@{hashlib.sha256(f'{boot}{pids}'.encode()).hexdigest()[:12]}"
+    return f"@{hashlib.sha256(f'{machine}{pids}'.encode()).hexdigest()[:12]}" if machine else ""
 
 
 def _exists(pid: int) -> bool:

@@ -232,13 +232,6 @@ class RunEngine:
         store = await self._store_of(run_id)
         return await store.runs.row(run_id, row_id) if store else await self.elsewhere.row(run_id, row_id)
 
-    async def unfinished_counts(self) -> dict[str, tuple[int, int]]:
-        """From the store; empty if it is unavailable."""
-        try:
-            return await self.store.runs.unfinished_counts()
-        except StoreError:
-            return {}
-
     def has_subscribers(self, run_id: str) -> bool:
         return self.log.has_subscribers(run_id)
 

@@ -130,7 +130,7 @@ class SessionLeases:
             self._expiry = loop.call_later(LEASE_CHECK_S, self._check_expiry)
 
     def _check_expiry(self) -> None:
-        """Also detects that this process was suspended: timers fire before pending socket input is read."""
+        """Also detects that this process was suspended: timers fire before the tasks that wait for socket input run."""
         loop = asyncio.get_running_loop()
         self._expiry = loop.call_later(LEASE_CHECK_S, self._check_expiry) if self._held else None
         late = loop.time() - LEASE_TTL_S + 2 * LEASE_CHECK_S

@@ -113,7 +113,10 @@ class Lifecycle:
         if spec.run_id in self._engine.by_id:
             return spec.run_id
         queue = self._engine.work_queue if may_travel(spec) else None
-        stored = await self._engine.unfinished_counts() if queue is not None else {}
+        try:
+            stored = await self._engine.store.runs.unfinished_counts() if queue is not None else {}
+        except StoreError as error:
+            raise Refused.by(error) from error
         admissions = self._engine.admissions
         admissions.take_permit(spec, stored)
         try:
@@ -380,7 +383,8 @@ class Lifecycle:
     def session_lost(self, run_id: str) -> None:
         """Another process holds the run's session: the run is interrupted."""
         live = self._engine.by_id.get(run_id)
-        if live is not None and live.log.ending:  # it has released it itself
+        if live is not None and live.log.ending:  # its end, if that was stored, has released it
+            live.log.give_up_if_paused()
             return
         log.warning("run %s has lost its session", run_id)
         if live is not None:

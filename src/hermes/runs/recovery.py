@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hermes.core.limits import LEASE_TTL_S, REPLICA_SCAN_S, RESUME_SCAN_S, STORE_POLL_S
-from hermes.core.processes import booted_at, is_gone, this_process
+from hermes.core.processes import booted_at, host_of, is_gone, this_process
 from hermes.core.spec import RunSpec
 from hermes.runs.admission import Admission, Refused
 from hermes.runs.leases import Lease
@@ -138,9 +138,12 @@ class Recovery:
         return record.state.last_seq == 0 or await self._has_lapsed(record.holder)
 
     async def _has_lapsed(self, holder: str) -> bool:
-        """Whether a replica of any host has not renewed its lease for long."""
-        if self._engine.replica_leases is None or holder in ("", this_process()):
+        """Whether a replica of any host has not renewed its lease for long. Without replicas no other host serves this
+        database."""
+        if holder in ("", this_process()):
             return False
+        if self._engine.replica_leases is None:
+            return host_of(holder) != host_of(this_process())
         return await self._engine.store.leases.holder(process_lease(holder)) is None
 
     async def _resume_left(self, record: RunRecord) -> bool:

@@ -41,7 +41,9 @@ class RunQueue(Protocol):
     @property
     def connected(self) -> bool: ...
 
-    async def put(self, run_id: str) -> None: ...
+    async def put(self, run_id: str) -> bool:
+        """False: no replica will get a message."""
+        ...
 
     async def take(self, wait_s: float) -> Delivery | None: ...
 
@@ -61,20 +63,25 @@ class WorkQueue:
         self._engine, self._queue, self._inflight_max = engine, queue, inflight_max
         self._working: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
+        self._serving = False
 
     async def put(self, live: LiveRun) -> None:
-        """Let any replica have a recorded, queued run."""
+        """Let any replica have a recorded, queued run; this one, if it has room and the others cannot be told."""
         run_id = live.spec.run_id
         await self._engine.lifecycle.hand_over(live)
         await self._engine.store.runs.offer(run_id)
-        await self._queue.put(run_id)
+        is_queued = await self._queue.put(run_id)
+        if not is_queued and self._serving and len(self._working) < self._inflight_max:
+            self._spawn(self._look(None))
 
     async def serve(self) -> None:
         """Take runs until cancelled; those that were taken continue."""
         looking = [asyncio.create_task(work) for work in (self._take_all(), self._keep())]
+        self._serving = True
         try:
             await asyncio.gather(*looking)
         finally:
+            self._serving = False
             for task in looking:
                 task.cancel()
 

@@ -337,6 +337,14 @@ class Bus(Section, frozen=True):
     max_inflight: Annotated[
         int, Meta(ge=1, le=100_000), Mark("Submitted runs that one replica works on at the same time.")
     ] = 64
+    queue_copies: Annotated[
+        int,
+        Meta(ge=1, le=5),
+        Mark(
+            "Servers of a NATS cluster that each hold the queue of runs, when it is made.",
+            env="HERMES_NATS_QUEUE_COPIES",
+        ),
+    ] = 1
 
 
 class Notify(Section, frozen=True):

@@ -87,7 +87,7 @@ def unreachable(place: str, error: BaseException) -> StoreUnreachable:
 
 
 def explained(error: BaseException, place: str) -> BaseException:
-    if not isinstance(error, psycopg.Error):
+    if not isinstance(error, psycopg.Error | Conflict):
         return error
     if is_lost(error):
         return unreachable(place, error)
@@ -99,7 +99,7 @@ def explained(error: BaseException, place: str) -> BaseException:
         return StoreRuleBroken(
             f"The change breaks a rule of the tables: UNIQUE or FOREIGN KEY ({_first_line(error)}).", where=place
         )
-    if isinstance(error, RETRIED):
+    if isinstance(error, (Conflict, *RETRIED)):
         message = f"Other changes have been in the way for more than {BUSY_S_MAX:g} s."
         return StoreBusy(message, where=place, hint="try again")
     if isinstance(error, errors.DiskFull):
