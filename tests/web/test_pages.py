@@ -357,3 +357,30 @@ async def test_a_menu_gives_the_focus_back(site: Site) -> None:
     await page.keyboard.press("Escape")
     await expect(button).to_be_focused()
     await expect(page.get_by_role("menu")).to_have_count(0)
+
+
+async def test_form_in_a_dialog_stays_when_text_is_selected_beyond_its_edge(empty_site: Site) -> None:
+    await empty_site.serve(cron={"enabled": True})
+    page = await empty_site.open("#/jobs")
+    await page.get_by_role("button", name="New job").click()
+    name = page.get_by_label("Name")
+    await name.fill("Look at the garden")
+    box = await name.bounding_box()
+    assert box is not None
+    await page.mouse.move(box["x"] + 60, box["y"] + 10)
+    await page.mouse.down()
+    await page.mouse.move(5, box["y"] + 10)
+    await page.mouse.up()
+    await expect(name).to_have_value("Look at the garden")
+    await page.mouse.click(5, 5)
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+async def test_first_key_is_explained_where_there_is_none(site: Site) -> None:
+    page = await site.open("#/keys", viewport={"width": 320, "height": 600})
+    await expect(page.get_by_text("Make your own first")).to_contain_text("hermes gateway key")
+    await page.get_by_label("Name").fill("kitchen-tablet")
+    await page.get_by_role("button", name="Make a key").click()
+    body = page.locator(".page-body")
+    await expect(body.locator("form .line code")).to_be_visible()
+    assert await body.evaluate("body => body.scrollWidth <= body.clientWidth")

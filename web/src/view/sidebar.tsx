@@ -2,7 +2,7 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { address } from "../api/client";
 import type { Match, Session } from "../api/types";
-import { auth, may, mayBegin, signOut } from "../state/access";
+import { auth, may, mayBegin, SEES_RUNS, signOut } from "../state/access";
 import { conversations, titleOf } from "../state/conversations";
 import type { Family } from "../state/families";
 import { attempt } from "../state/faults";
@@ -15,7 +15,7 @@ import { Icon, type IconName } from "../ui/icons";
 import { Menu } from "../ui/menu";
 
 export const PAGES: { page: string; icon: IconName; label: Key; scope: string }[] = [
-  { page: "runs", icon: "clock", label: "page.runs", scope: "sessions:read" },
+  { page: "runs", icon: "clock", label: "page.runs", scope: SEES_RUNS },
   { page: "jobs", icon: "play", label: "page.jobs", scope: "jobs" },
   { page: "skills", icon: "book", label: "page.skills", scope: "sessions:read" },
   { page: "memory", icon: "spark", label: "page.memory", scope: "sessions:read" },
@@ -222,7 +222,7 @@ function Rename({ session, onClose }: { session: Session; onClose(): void }) {
         defaultValue={titleOf(session)}
         onBlur={save}
         onKeyDown={(event) => {
-          if (event.key === "Enter") save();
+          if (event.key === "Enter" && !event.isComposing) save();
           if (event.key === "Escape") onClose();
         }}
       />
