@@ -144,7 +144,11 @@ function Editor({ row, text: before, conversation }: EditorProps) {
   }, []);
   const close = () => {
     draft.value = "";
-    if (conversation.edited.value === row.id) conversation.edited.value = null;
+    if (conversation.edited.value !== row.id) return;
+    // The focus goes back to where the editing began, or it would be nowhere.
+    const place = area.current?.closest(".row");
+    conversation.edited.value = null;
+    setTimeout(() => place?.querySelector<HTMLElement>(".edit")?.focus());
   };
   const submit = async () => {
     if (!text.value.trim() || busy.value) return;

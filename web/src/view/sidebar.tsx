@@ -1,5 +1,5 @@
 import { useSignal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { address } from "../api/client";
 import type { Match, Session } from "../api/types";
 import { auth, may, mayBegin, SEES_RUNS, signOut } from "../state/access";
@@ -7,7 +7,7 @@ import { conversations, titleOf } from "../state/conversations";
 import type { Family } from "../state/families";
 import { attempt } from "../state/faults";
 import { formatMoment, type Key, t } from "../state/language";
-import { startNew } from "../state/open";
+import { current, startNew } from "../state/open";
 import { changeTheme, sidebarOpen, theme } from "../state/preferences";
 import { conversationId, link, page } from "../state/route";
 import { Button, IconButton } from "../ui/button";
@@ -155,10 +155,20 @@ function Entry({ family }: { family: Family }) {
   const { session, members, pinned } = family;
   const renaming = useSignal(false);
   const open = members.some((member) => member.id === conversationId.value);
-  if (renaming.value) return <Rename session={session} onClose={() => (renaming.value = false)} />;
+  const entry = useRef<HTMLLIElement>(null);
+  if (renaming.value) {
+    const close = () => {
+      renaming.value = false;
+      // The focus goes back to the entry, unless somebody has put it elsewhere.
+      setTimeout(() => {
+        if (document.activeElement === document.body) entry.current?.querySelector("a")?.focus();
+      });
+    };
+    return <Rename session={session} onClose={close} />;
+  }
   const write = may("sessions:write");
   return (
-    <li class={`entry ${open ? "open" : ""}`}>
+    <li class={`entry ${open ? "open" : ""}`} ref={entry}>
       <a href={link("c", session.id)} aria-current={open ? "page" : undefined} dir="auto" title={titleOf(session)}>
         {family.working && <span class="live-dot" role="img" aria-label={t("list.working")} />}
         {titleOf(session)}
@@ -205,11 +215,12 @@ function Entry({ family }: { family: Family }) {
 
 function Rename({ session, onClose }: { session: Session; onClose(): void }) {
   const input = useRef<HTMLInputElement>(null);
-  useEffect(() => input.current?.select(), []);
+  useLayoutEffect(() => input.current?.select(), []);
   const save = () => {
     const title = input.current?.value.trim();
     onClose();
-    if (title && title !== session.title) void conversations.change([session], { title });
+    if (!title || title === session.title) return;
+    void conversations.change([session], { title }).then(() => current.value?.refreshSession().catch(() => {}));
   };
   return (
     <li class="entry">
