@@ -384,3 +384,24 @@ async def test_first_key_is_explained_where_there_is_none(site: Site) -> None:
     body = page.locator(".page-body")
     await expect(body.locator("form .line code")).to_be_visible()
     assert await body.evaluate("body => body.scrollWidth <= body.clientWidth")
+
+
+async def test_page_of_a_profile_stays_in_its_profile(empty_site: Site) -> None:
+    site = empty_site
+    folder = site.folder / "home" / "profiles" / "garden"
+    (folder / "workspace").mkdir(parents=True)
+    (folder / "workspace" / "plan.pdf").write_bytes(b"%PDF-1.7 the beds")
+    model = {"provider": "custom", "default": "m", "base_url": site.model.url + "/v1", "api_key": "k"}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"model": model}))
+    await site.serve(api_server={"profiles": ["garden"]})
+    site.model.script = [Reply(text="Here: MEDIA:plan.pdf")]
+    page = await site.open("p/garden/")
+    await say(page, "Where is the plan?")
+    async with page.expect_download() as download:
+        await page.locator(".answer a", has_text="plan.pdf").click()
+    assert (await (await download.value).path()).read_bytes() == b"%PDF-1.7 the beds"
+    await page.get_by_role("button", name="New conversation").first.click()
+    await page.get_by_role("textbox", name="Message").fill("For the garden")
+    await page.goto(site.gateway.url)
+    await expect(page.get_by_text("No conversations yet.")).to_be_visible()
+    await expect(page.get_by_role("textbox", name="Message")).to_have_value("")

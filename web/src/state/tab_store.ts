@@ -1,6 +1,7 @@
 /** What this tab keeps until it is closed. A browser that keeps nothing, or has no room, is no error. */
 
-const PREFIX = "hermes.";
+/** Profiles have pages of their own at one origin. */
+const PREFIX = `hermes:${new URL("./", location.href).pathname}:`;
 
 export function readTab(name: string): string | null {
   try {
