@@ -298,6 +298,8 @@ async def test_every_page_has_an_empty_state(site: Site) -> None:
     for name, text in texts.items():
         await page.evaluate("name => { location.hash = `#/${name}` }", name)
         await expect(page.get_by_text(text).first).to_be_visible()
+    await page.get_by_role("button", name="Archive", exact=True).click()
+    await expect(page.get_by_text("The archive is empty.")).to_be_visible()
     await page.evaluate("location.hash = '#/settings'")
     await page.get_by_role("searchbox", name="Filter").fill("nothing of this name")
     await expect(page.get_by_text("No setting fits.")).to_be_visible()

@@ -1,5 +1,8 @@
 """Rows of a conversation: what is written or unfolded in them stays while they are not drawn; texts to decide about are whole."""
 
+import struct
+import zlib
+
 import pytest
 from playwright.async_api import Locator, Page, expect
 
@@ -151,3 +154,25 @@ async def test_turn_that_has_not_begun_is_tried_again_not_continued(site: Site) 
     await expect(page.get_by_role("alert")).to_contain_text("Check the key")
     await expect(page.get_by_role("button", name="Try again")).to_have_count(1)
     await expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+
+
+def png(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head, rows = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0), (b"\0" + b"\x80" * width) * height
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+async def test_images_keep_their_proportions(site: Site) -> None:
+    site.model.script = [Reply(text="Seen.")]
+    page = await site.open()
+    await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
+    files = [("wide.png", png(600, 60)), ("tall.png", png(60, 600))]
+    await page.locator("input[type=file]").set_input_files(
+        [{"name": name, "mimeType": "image/png", "buffer": content} for name, content in files]
+    )
+    await say(page, "Look")
+    await expect(page.get_by_text("Seen.")).to_be_visible()
+    ratios = await page.locator(".user img").evaluate_all("images => images.map(i => i.clientWidth / i.clientHeight)")
+    assert ratios == [pytest.approx(10, rel=0.1), pytest.approx(0.1, rel=0.1)]

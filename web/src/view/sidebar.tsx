@@ -124,7 +124,9 @@ function Groups() {
           </Button>
         </p>
       )}
-      {conversations.loaded.value && !groups.length && <p class="faint padded">{t("list.empty")}</p>}
+      {conversations.loaded.value && !groups.length && (
+        <p class="faint padded">{t(conversations.archived.value ? "list.empty_archive" : "list.empty")}</p>
+      )}
       {groups.map((group) => (
         <section key={group.label} aria-label={group.label}>
           <h2>{group.label}</h2>
