@@ -176,3 +176,23 @@ async def test_images_keep_their_proportions(site: Site) -> None:
     await expect(page.get_by_text("Seen.")).to_be_visible()
     ratios = await page.locator(".user img").evaluate_all("images => images.map(i => i.clientWidth / i.clientHeight)")
     assert ratios == [pytest.approx(10, rel=0.1), pytest.approx(0.1, rel=0.1)]
+
+
+async def test_key_decides_about_nothing_that_is_not_in_view(site: Site) -> None:
+    site.model.script = [
+        Reply(text="Look.\n\n" * 10, tool_calls=[Call("terminal", {"command": "rm -rf build"}, id="call_1")]),
+        Reply(text="Done."),
+    ]
+    page = await site.open(await import_long(site))
+    await say(page, "Clean up")
+    card = page.get_by_role("alertdialog")
+    await expect(card).to_be_visible()
+    messages = page.locator(".messages")
+    await messages.evaluate("list => list.scrollBy(0, -list.clientHeight)")
+    await expect(card).not_to_be_in_viewport()
+    await messages.focus()
+    await page.keyboard.press("a")
+    await expect(card).to_be_in_viewport(ratio=0.95)
+    await expect(card.get_by_role("button", name="Allow once")).to_be_enabled()
+    await page.keyboard.press("a")
+    await expect(page.get_by_text("Done.")).to_be_visible()

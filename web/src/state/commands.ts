@@ -29,11 +29,19 @@ function step(by: number): void {
   if (next) go("c", next.session.id);
 }
 
+/** Decide about the command that waits; one that cannot be seen is shown instead. */
 function decide(choice: "once" | "deny"): void {
-  const buttons = [
-    ...document.querySelectorAll<HTMLElement>("[data-approval] button.primary, [data-approval] button.danger"),
-  ];
-  buttons.find((button) => button.classList.contains(choice === "once" ? "primary" : "danger"))?.click();
+  const card = document.querySelector<HTMLElement>("[data-approval]");
+  const list = card?.closest(".messages");
+  if (!card || !list) return;
+  const seen = list.getBoundingClientRect();
+  const { top, bottom } = card.getBoundingClientRect();
+  const fits = bottom - top <= seen.height;
+  if (fits ? top < seen.top || bottom > seen.bottom : bottom > seen.bottom || bottom < seen.top) {
+    card.scrollIntoView({ block: fits ? "nearest" : "end" });
+    return;
+  }
+  card.querySelector<HTMLElement>(choice === "once" ? "button.primary" : "button.danger")?.click();
 }
 
 function again(): void {
