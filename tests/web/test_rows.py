@@ -196,3 +196,17 @@ async def test_key_decides_about_nothing_that_is_not_in_view(site: Site) -> None
     await expect(card.get_by_role("button", name="Allow once")).to_be_enabled()
     await page.keyboard.press("a")
     await expect(page.get_by_text("Done.")).to_be_visible()
+
+
+async def test_duration_of_a_tool_stays_when_its_turn_has_ended(site: Site) -> None:
+    site.model.script = [
+        Reply(tool_calls=[Call("write_file", {"path": "a.txt", "content": "one"}, id="call_1")]),
+        Reply(text="Done."),
+    ]
+    page = await site.open()
+    await say(page, "Write")
+    await expect(page.get_by_text("Done.")).to_be_visible()
+    # Of a stored turn, tokens and duration are not shown.
+    await expect(page.get_by_role("link", name="Timeline of this turn")).to_be_visible()
+    await expect(page.locator(".turn-end")).not_to_contain_text("tokens")
+    await expect(page.get_by_role("article", name="write_file").locator(".tool-state")).to_contain_text("s")

@@ -2,7 +2,7 @@ import { signal } from "@preact/signals";
 import type { StoredMessage } from "../api/types";
 import { attachmentsOf, fileOf, imageOf, plainText } from "./content";
 import type { Part, RunView, ToolPart } from "./run_view";
-import { isFinal } from "./run_view";
+import { durations, isFinal } from "./run_view";
 
 /** A message of the user that the server has not stored yet. */
 export interface Draft {
@@ -148,7 +148,7 @@ function settle(tool: ToolPart, row: StoredMessage): void {
     ...state,
     result,
     status: OUTCOMES.has(String(told.status)) ? String(told.status) : failed ? "error" : "ok",
-    duration: row.duration ?? (typeof ms === "number" ? ms / 1000 : null),
+    duration: durations.get(tool.key) ?? (typeof ms === "number" ? ms / 1000 : null),
   };
 }
 
