@@ -747,6 +747,7 @@ async def test_answer_that_stays_empty_fails(house: House, server: ModelServer) 
     ran = await house.run(server)
     assert ran.actions() == ["nudge", "retry", "retry"]
     assert_failed(ran, "empty", "agent_incomplete")
+    assert all(event["message"] == "The model gave an empty answer." for event in ran.of("model.retrying"))
 
 
 @pytest.mark.parametrize("streaming", [True, False])

@@ -52,7 +52,8 @@ async def test_the_page_and_its_assets_need_no_key(folder: Path, api: Api) -> No
         assert response.headers["Cache-Control"] == "no-cache"
         assert response.headers["Vary"] == "Accept, Accept-Encoding"
         policy = response.headers["Content-Security-Policy"]
-        assert "unsafe" not in policy and "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+        assert "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " in policy
+        assert "unsafe" not in policy and "form-action 'none'" in policy
         check_headers({**response.headers, "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"})
     async with asked(api, "/assets/page-1a2b3c.js") as response:
         assert (response.status, await response.read()) == (200, SCRIPT)

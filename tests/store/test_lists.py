@@ -95,6 +95,11 @@ def test_preview_of_multipart_message_is_its_text(db: SessionDB) -> None:
     assert "QUJD" not in preview
 
 
+def test_preview_leaves_out_attached_files(db: SessionDB) -> None:
+    talk(db, "s", [{"type": "text", "text": "Read this"}, {"type": "text", "text": "File notes.txt:\nthe milk"}])
+    assert db.list_sessions()[0]["preview"] == "Read this"
+
+
 def test_session_without_messages_has_no_preview(db: SessionDB) -> None:
     db.create_session("s", "cli")
     assert not db.list_sessions()[0]["preview"]

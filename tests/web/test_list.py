@@ -278,3 +278,16 @@ async def test_what_could_not_be_sent_is_kept(site: Site) -> None:
 
 
 _REFUSED = {"error": {"message": "Too many.", "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}}
+
+
+async def test_renaming_ends_where_it_began(site: Site) -> None:
+    await talked(site, "Alpha")
+    page = await site.open()
+    await page.locator(".entry a").click()
+    await choose(page, "Alpha", "Rename")
+    await expect(page.get_by_role("textbox", name="Rename")).to_be_focused()
+    await page.keyboard.type("Beta")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".head h1")).to_have_text("Beta")
+    await expect(page.locator(".entry a")).to_have_text("Beta")
+    await expect(page.locator(".entry a")).to_be_focused()

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import yaml
 from playwright.async_api import Page, expect
 
 from support.browser import Site, say
@@ -170,7 +171,7 @@ async def test_a_key_that_may_make_no_branch_is_offered_none(empty_site: Site) -
 
 @pytest.mark.parametrize(
     ("scopes", "note"),
-    [(["chat"], "may read conversations, not continue them"), (["runs"], "may continue conversations, not begin them")],
+    [(["chat"], "may not read conversations"), (["runs"], "may continue conversations, not begin them")],
 )
 async def test_a_key_is_offered_no_message_that_it_may_not_send(empty_site: Site, scopes: list[str], note: str) -> None:
     site = empty_site
@@ -283,3 +284,61 @@ async def test_nothing_comes_from_elsewhere(site: Site) -> None:
     await expect(page.locator(".prose math")).to_be_visible()
     await expect(page.locator(".prose a", has_text="x")).to_have_attribute("href", "https://example.org/track.png")
     assert [url for url in asked if not url.startswith((site.gateway.url, "data:"))] == []
+
+
+async def test_unreadable_address_is_a_missing_conversation(site: Site) -> None:
+    page = await site.open("#/c/%E0%A4%A")
+    await expect(page.get_by_text("There is no such conversation")).to_be_visible()
+    await page.locator("main").get_by_role("link", name="New conversation").click()
+    await expect(page.get_by_role("heading", name="What shall we do?")).to_be_visible()
+
+
+async def test_lost_connection_is_shown_on_every_page(site: Site) -> None:
+    page = await site.open("#/runs")
+    await expect(page.get_by_text("No runs yet.")).to_be_visible()
+    await site.gateway.end()
+    await expect(page.get_by_text("Connection lost.")).to_be_visible()
+    # The file of this page, or what it shows, is not there yet.
+    await page.evaluate("location.hash = '#/memory'")
+    await expect(page.get_by_role("alert")).to_be_visible()
+    await site.gateway.start()
+    await expect(page.get_by_text("Nothing yet.").first).to_be_visible()
+    await expect(page.get_by_role("alert")).to_have_count(0)
+    await expect(page.get_by_text("Connection lost.")).to_have_count(0)
+
+
+async def test_keys_that_may_not_write_are_offered_no_choices(empty_site: Site) -> None:
+    site = empty_site
+    runner = {"name": "runner", "key": "sk-runner-runner-runner", "scopes": ["runs", "sessions:read"]}
+    await site.serve(api_server={"key": KEY, "keys": [runner]})
+    site.model.script = [Reply(text="Hello.")]
+    headers = {"Authorization": f"Bearer {runner['key']}"}
+    turn = {"input": "Hi", "session_id": "talk"}
+    async with site.gateway.client.post("/v1/runs", json=turn, headers=headers) as answer:
+        assert answer.status == 202, await answer.text()
+    page = await site.open("#/c/talk")
+    await sign_in(page, runner["key"])
+    await expect(page.get_by_text("Hello.")).to_be_visible()
+    await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
+    await expect(page.get_by_role("combobox", name="Reasoning effort")).to_have_count(0)
+    await page.get_by_role("button", name="Details").click()
+    await expect(page.get_by_role("checkbox", name="Terminal")).to_be_disabled()
+    # A key that may only read is offered neither turns nor what makes them.
+    await site.gateway.end()
+    config = site.folder / "home" / "config.yaml"
+    settings = yaml.safe_load(config.read_text())
+    settings["api_server"]["keys"] = [{**runner, "scopes": ["sessions:read"]}]
+    config.write_text(yaml.safe_dump(settings))
+    await site.gateway.start()
+    await page.reload()
+    await expect(page.get_by_text("Hello.")).to_be_visible()
+    await expect(page.get_by_text("may read conversations, not continue them")).to_be_visible()
+    await page.get_by_text("Pages").click()
+    pages = page.get_by_role("navigation", name="Pages")
+    await expect(pages.get_by_role("link", name="Usage")).to_be_visible()
+    await expect(pages.get_by_role("link", name="Runs")).to_have_count(0)
+    await page.keyboard.press("Control+k")
+    options = page.locator(".palette-entry")
+    await expect(options.filter(has_text="Next conversation")).to_be_visible()
+    for command in ("New conversation", "Write a message", "Try again", "Allow the command"):
+        await expect(options.filter(has_text=command)).to_have_count(0)

@@ -298,6 +298,8 @@ async def test_every_page_has_an_empty_state(site: Site) -> None:
     for name, text in texts.items():
         await page.evaluate("name => { location.hash = `#/${name}` }", name)
         await expect(page.get_by_text(text).first).to_be_visible()
+    await page.get_by_role("button", name="Archive", exact=True).click()
+    await expect(page.get_by_text("The archive is empty.")).to_be_visible()
     await page.evaluate("location.hash = '#/settings'")
     await page.get_by_role("searchbox", name="Filter").fill("nothing of this name")
     await expect(page.get_by_text("No setting fits.")).to_be_visible()
@@ -357,3 +359,51 @@ async def test_a_menu_gives_the_focus_back(site: Site) -> None:
     await page.keyboard.press("Escape")
     await expect(button).to_be_focused()
     await expect(page.get_by_role("menu")).to_have_count(0)
+
+
+async def test_form_in_a_dialog_stays_when_text_is_selected_beyond_its_edge(empty_site: Site) -> None:
+    await empty_site.serve(cron={"enabled": True})
+    page = await empty_site.open("#/jobs")
+    await page.get_by_role("button", name="New job").click()
+    name = page.get_by_label("Name")
+    await name.fill("Look at the garden")
+    box = await name.bounding_box()
+    assert box is not None
+    await page.mouse.move(box["x"] + 60, box["y"] + 10)
+    await page.mouse.down()
+    await page.mouse.move(5, box["y"] + 10)
+    await page.mouse.up()
+    await expect(name).to_have_value("Look at the garden")
+    await page.mouse.click(5, 5)
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+async def test_first_key_is_explained_where_there_is_none(site: Site) -> None:
+    page = await site.open("#/keys", viewport={"width": 320, "height": 600})
+    await expect(page.get_by_text("Make your own first")).to_contain_text("hermes gateway key")
+    await page.get_by_label("Name").fill("kitchen-tablet")
+    await page.get_by_role("button", name="Make a key").click()
+    body = page.locator(".page-body")
+    await expect(body.locator("form .line code")).to_be_visible()
+    assert await body.evaluate("body => body.scrollWidth <= body.clientWidth")
+
+
+async def test_page_of_a_profile_stays_in_its_profile(empty_site: Site) -> None:
+    site = empty_site
+    folder = site.folder / "home" / "profiles" / "garden"
+    (folder / "workspace").mkdir(parents=True)
+    (folder / "workspace" / "plan.pdf").write_bytes(b"%PDF-1.7 the beds")
+    model = {"provider": "custom", "default": "m", "base_url": site.model.url + "/v1", "api_key": "k"}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"model": model}))
+    await site.serve(api_server={"profiles": ["garden"]})
+    site.model.script = [Reply(text="Here: MEDIA:plan.pdf")]
+    page = await site.open("p/garden/")
+    await say(page, "Where is the plan?")
+    async with page.expect_download() as download:
+        await page.locator(".answer a", has_text="plan.pdf").click()
+    assert (await (await download.value).path()).read_bytes() == b"%PDF-1.7 the beds"
+    await page.get_by_role("button", name="New conversation").first.click()
+    await page.get_by_role("textbox", name="Message").fill("For the garden")
+    await page.goto(site.gateway.url)
+    await expect(page.get_by_text("No conversations yet.")).to_be_visible()
+    await expect(page.get_by_role("textbox", name="Message")).to_have_value("")

@@ -186,3 +186,77 @@ async def test_a_conversation_that_cannot_be_loaded_is_tried_again(site: Site) -
     await expect(page.get_by_role("alert")).to_contain_text("The disk is away.")
     await page.unroute("**/messages?*")
     await expect(page.locator(".answer")).to_have_text(["Hello."])
+
+
+async def choose(page: Page, name: str, content: bytes, mime: str = "") -> None:
+    await page.locator("input[type=file]").set_input_files([{"name": name, "mimeType": mime, "buffer": content}])
+    await expect(page.locator(".uploads li", has_text=name)).to_be_visible()
+
+
+async def test_chosen_files_belong_to_their_conversation(site: Site) -> None:
+    page = await begun(site)
+    conversation = page.url
+    await attach(page)
+    await page.get_by_role("button", name="New conversation").first.click()
+    await expect(page.get_by_role("heading", name="What shall we do?")).to_be_visible()
+    await expect(page.locator(".uploads")).to_have_count(0)
+    await choose(page, "other.txt", b"another file", "text/plain")
+    await page.goto(conversation)
+    await page.reload()
+    await expect(page.locator(".uploads li")).to_have_text("notes.txt")
+    await say(page, "Read it")
+    await expect(page.get_by_text("There it is.")).to_be_visible()
+    assert "remember the milk" in str(site.model.requests[-1].body)
+    assert "another file" not in str(site.model.requests[-1].body)
+    await page.get_by_role("button", name="New conversation").first.click()
+    await expect(page.locator(".uploads li")).to_have_text("other.txt")
+
+
+async def test_files_of_any_kind_are_shown_as_files(site: Site) -> None:
+    site.model.script = [Reply(text="Seen."), Reply(text="Seen again.")]
+    page = await site.open()
+    await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
+    # Models take no drawings as images, and browsers know the types of few source files.
+    await choose(
+        page, "plan.svg", b"<svg xmlns='http://www.w3.org/2000/svg'><title>ground floor</title></svg>", "image/svg+xml"
+    )
+    await choose(page, "main.rs", "fn main() {} // grüße".encode())
+    await choose(page, "scan.pdf", b"%PDF-1.7\n\xff\xfe\x00", "application/pdf")
+    await page.get_by_role("button", name="Send").click()
+    await expect(page.get_by_text("Seen.")).to_be_visible()
+    sent = str(site.model.requests[0].body["messages"])
+    assert "ground floor" in sent and "grüße" in sent and "image_url" not in sent
+    names = [" plan.svg", " main.rs", " scan.pdf"]
+    await expect(page.locator(".file-chip")).to_have_text(names)
+    await page.reload()
+    await expect(page.locator(".file-chip")).to_have_text(names)
+    await expect(page.locator(".bubble")).to_have_count(0)
+    await page.get_by_role("button", name="Try again").click()
+    await expect(page.get_by_text("Seen again.")).to_be_visible()
+    await expect(page.locator(".file-chip")).to_have_text(names)
+    assert "ground floor" in str(site.model.requests[1].body)
+
+
+async def test_drafts_need_no_room_in_the_browser(site: Site) -> None:
+    site.model.script = [Reply(text="Hello.")]
+    context = await site.context()
+    await context.add_init_script(
+        "Object.defineProperty(window, 'sessionStorage', { get() { throw new Error('off'); } })"
+    )
+    page = await site.open(context=context)
+    await say(page, "Hi")
+    await expect(page.get_by_text("Hello.")).to_be_visible()
+    await expect(page.get_by_role("textbox", name="Message")).to_have_value("")
+
+
+async def test_conversation_that_is_deleted_elsewhere_takes_no_messages(site: Site) -> None:
+    page = await begun(site)
+    await page.get_by_role("textbox", name="Message").fill("Still to be asked")
+    await attach(page)
+    async with site.gateway.client.delete(f"/api/sessions/{page.url.rpartition('/')[2]}") as answer:
+        assert answer.status == 200, await answer.text()
+    await expect(page.get_by_text("There is no such conversation")).to_be_visible()
+    await expect(page.get_by_role("textbox", name="Message")).to_have_count(0)
+    await page.locator("main").get_by_role("link", name="New conversation").click()
+    await expect(page.get_by_role("textbox", name="Message")).to_have_value("Still to be asked")
+    await expect(page.locator(".uploads li")).to_have_text("notes.txt")

@@ -20,7 +20,7 @@ from hermes.agent.media import MediaTagFilter
 from hermes.agent.media_tags import strip_rendered_media
 from hermes.agent.turn import Turn
 from hermes.core.events import Event
-from hermes.core.failures import Failure, FailureFacts, Kind, classify, explain, rejected_option
+from hermes.core.failures import KINDS, Failure, FailureFacts, Kind, classify, explain, rejected_option
 from hermes.core.json_types import JsonObject, Message
 from hermes.core.limits import MESSAGES_AT_ONCE_MAX, PRIMARY_REST_S, REASONING_EXCERPT_CHARS_MAX
 from hermes.core.stream_parts import Assembled
@@ -327,7 +327,7 @@ class ModelStep:
 
     async def _recover(self, facts: FailureFacts, kind: Kind, decision: Decision) -> bool:
         """Announce the action, wait, carry it out. False: a stop came first."""
-        message = self._turn.live.secrets.redact(facts.message)[:500]
+        message = self._turn.live.secrets.redact(facts.message)[:500] or KINDS[kind].sentence
         await self._log.emit(
             "model.retrying",
             attempt=self._attempts,

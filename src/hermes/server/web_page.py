@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 FOLDER: Any = files("hermes.server").joinpath("web")
 INDEX = "index.html"
 CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; font-src 'self'; "
-    "connect-src 'self'; manifest-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'self'; "
-    "frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 # content coding: file extension; the first that the client accepts is sent
 _CODINGS = {"br": ".br", "gzip": ".gz"}

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -93,11 +93,22 @@ Content = str | list[JsonObject] | None
 
 
 def text_of(content: Any) -> str | None:
-    """The text of a message's content, for search and previews."""
+    """The text of a message's content, for search."""
+    return content if content is None or isinstance(content, str) else "\n".join(_texts_of(content))
+
+
+def first_text_of(content: Any) -> str | None:
+    """What a message begins with, for previews: the texts of attached files follow what was written."""
     if content is None or isinstance(content, str):
         return content
-    texts = [part if isinstance(part, str) else part.get("text") for part in content if isinstance(part, str | dict)]
-    return "\n".join(text for text in texts if isinstance(text, str))
+    return next((text for text in _texts_of(content) if text.strip()), None)
+
+
+def _texts_of(parts: list[Any]) -> Iterator[str]:
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(text, str):
+            yield text
 
 
 def columns_of(content: Content, blobs: Blobs) -> tuple[str | None, str | None]:

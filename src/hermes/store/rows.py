@@ -18,6 +18,7 @@ from hermes.store.codec import (
     clean_or_none,
     columns_of,
     content_of,
+    first_text_of,
     pack,
     pack_content,
     pack_or_none,
@@ -178,7 +179,7 @@ def tally(rows: Sequence[Row], digest: str | None = None) -> JsonObject:
     return {
         "message_count": sum(not row.model_only and (row.active or row.compacted) for row in rows),
         "tool_call_count": sum(len(row.tool_calls or ()) for row in rows),
-        "preview": preview_of(text_of(user_rows[0].content)) if user_rows else None,
+        "preview": preview_of(first_text_of(user_rows[0].content)) if user_rows else None,
         "transcript_digest": digest if user_rows else None,
     }
 

@@ -53,7 +53,6 @@ export interface StoredMessage {
   run_id: string | null;
   reasoning?: string | null;
   reasoning_content?: string | null;
-  duration?: number | null;
 }
 
 export interface List<T> {

@@ -18,7 +18,21 @@ interface Look {
 
 const PLAIN: Look = { front: "", bold: false, dim: false, italic: false, underline: false, color: "" };
 
-export function pieces(text: string): Piece[] {
+/** Lines as they stand in the end: what a carriage return lets be overwritten is left out, but for its colours. */
+function overwritten(text: string): string {
+  if (!text.includes("\r")) return text;
+  return text
+    .split("\n")
+    .map((line) => {
+      const shown = line.replace(/\r+$/, "");
+      const start = shown.lastIndexOf("\r") + 1;
+      return start ? (shown.slice(0, start).match(SEQUENCE) ?? []).join("") + shown.slice(start) : shown;
+    })
+    .join("\n");
+}
+
+export function pieces(output: string): Piece[] {
+  const text = overwritten(output);
   const found: Piece[] = [];
   let look = PLAIN;
   let from = 0;

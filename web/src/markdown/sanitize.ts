@@ -13,10 +13,15 @@ const ATTRIBUTES =
   );
 const OWN_IMAGE = /^(data:image\/(png|jpe?g|gif|webp|avif|bmp);base64,|\/?api\/sessions\/[^?#]*$)/i;
 
+const OWN_FILE = /^\/api\/sessions\/[^/?#]+\/files\/[^/?#]+$/;
+
 const purify = DOMPurify(window);
 
 purify.addHook("afterSanitizeAttributes", (node) => {
   if (node.tagName === "A") {
+    // Beside the page, which may be that of a profile.
+    const path = node.getAttribute("href") ?? "";
+    if (OWN_FILE.test(path)) node.setAttribute("href", path.slice(1));
     node.setAttribute("rel", "noopener noreferrer nofollow");
     node.setAttribute("target", "_blank");
   }

@@ -61,7 +61,9 @@ export default function Keys() {
               ))}
             </Table>
           ) : (
-            <p class="faint">{t("apikeys.none")}</p>
+            <p class="page-note">
+              <Text text={t("apikeys.none")} />
+            </p>
           )
         }
       </Load>

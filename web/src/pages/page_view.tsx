@@ -1,10 +1,13 @@
 import { useSignal } from "@preact/signals";
 import type { ComponentType } from "preact";
-import { useEffect } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
+import { reachable } from "../api/client";
+import { conversations } from "../state/conversations";
 import { t } from "../state/language";
 import { sidebarOpen } from "../state/preferences";
 import { link, page } from "../state/route";
 import { Button, IconButton } from "../ui/button";
+import { Connection } from "../view/connection";
 import { PAGES } from "../view/sidebar";
 
 /** Pages come when they are asked for. */
@@ -23,6 +26,13 @@ const LOADERS: Record<string, () => Promise<{ default: ComponentType }>> = {
 
 /** The page's own file did not come: the server is away, or has a newer page. */
 function Fault() {
+  // Browsers do not ask again for a part that they could not load.
+  const lost = useRef(false);
+  useEffect(() => {
+    if (reachable.value && lost.current) location.reload();
+    lost.current = !reachable.value;
+  }, [reachable.value]);
+  useEffect(() => void conversations.refresh(), []);
   return (
     <div class="fault" role="alert">
       <div>
@@ -66,6 +76,7 @@ export function PageView() {
         {!entry && <a href={link("c")}>{t("new")}</a>}
         {fault.value && <Fault />}
       </div>
+      <Connection conversation={null} />
     </div>
   );
 }

@@ -3,6 +3,7 @@ import { get, post, signedOut } from "../api/client";
 import type { Capabilities, List, Model, Toolset } from "../api/types";
 import { dropAllFiles } from "./file_store";
 import { link } from "./route";
+import { clearTab, readTab, writeTab } from "./tab_store";
 
 interface AuthSession {
   key_required: boolean;
@@ -33,24 +34,24 @@ export const mainModel = signal<MainModel | null>(null);
 
 export const needsKey = computed(() => signedOut.value || (auth.value !== null && !auth.value.signed_in));
 
-/** Whether this key may do something. */
+/** Whether this key has a scope, or one of several that are separated by `|`. */
 export function may(scope: string): boolean {
   const scopes = auth.value?.scopes ?? [];
-  return scopes.includes(scope) || scopes.includes("admin");
+  return scopes.includes("admin") || scope.split("|").some((name) => scopes.includes(name));
 }
 
 /** Whether this key may send messages; to new conversations, and to branches of others, only where it may make them. */
 export const maySend = (): boolean => may("runs") || (may("chat") && may("sessions:write"));
 export const mayBegin = (): boolean => maySend() && may("sessions:write");
+/** Those of the turns that such a key may begin. */
+export const SEES_RUNS = "runs|chat|jobs";
 
 /** Whose drafts this tab keeps. */
-const OWNER = "hermes.owner";
+const OWNER = "owner";
 
 /** Begin anew, without anything that was read or written here. It does not return: the page is loaded again. */
 async function forget(): Promise<never> {
-  for (const name of Object.keys(sessionStorage)) {
-    if (name.startsWith("hermes.")) sessionStorage.removeItem(name);
-  }
+  clearTab();
   await dropAllFiles();
   history.replaceState(null, "", link("c"));
   location.reload();
@@ -62,9 +63,9 @@ export async function loadAccess(): Promise<void> {
   const found = await get<AuthSession>("api/auth/session");
   if (found.signed_in) {
     const owner = JSON.stringify(found.owner);
-    const before = sessionStorage.getItem(OWNER);
+    const before = readTab(OWNER);
     if (before !== null && before !== owner) await forget();
-    sessionStorage.setItem(OWNER, owner);
+    writeTab(OWNER, owner);
     signedOut.value = false;
   }
   auth.value = found;

@@ -2,16 +2,17 @@ import { batch, computed, signal } from "@preact/signals";
 import { ApiError, get, patch, post, postSurely, query, request } from "../api/client";
 import { type Connection, follow } from "../api/follow";
 import type { ContentPart, List, Run, RunStarted, Session, StoredMessage } from "../api/types";
-import { may } from "./access";
+import { may, SEES_RUNS } from "./access";
 import { variantsOf } from "./branches";
+import { fileOf, imageOf } from "./content";
 import { conversations } from "./conversations";
 import { attempt } from "./faults";
-import { type Draft, fileOf, imageOf, itemsOf } from "./items";
+import { type Draft, itemsOf } from "./items";
 import { t } from "./language";
 import { newKey } from "./outbox";
 import { isFinal, RunView } from "./run_view";
 import { announce } from "./toasts";
-import type { Upload } from "./uploads";
+import { isImage, type Upload } from "./uploads";
 
 const PAGE = 120;
 const LOOK_MS = 4000;
@@ -45,6 +46,8 @@ export class Conversation {
   readonly fault = signal<unknown>(null);
   readonly hasOlder = signal(false);
   readonly connection = signal<Connection>("closed");
+  /** The message that is being edited. */
+  readonly edited = signal<number | null>(null);
   readonly items = computed(() =>
     itemsOf(this.rows.value, this.total.value - this.rows.value.length, this.views.value, this.drafts.value),
   );
@@ -102,13 +105,13 @@ export class Conversation {
         this.fault.value = null;
       });
     } catch (error) {
-      const status = error instanceof ApiError ? error.status : 0;
-      this.missing.value = status === 404 && !this.loaded.value;
-      if (status !== 401) this.fault.value = error;
+      this.missing.value = isMissing(error);
+      if (!(error instanceof ApiError && error.status === 401)) this.fault.value = error;
     }
   }
 
   private async listRuns(): Promise<Run[]> {
+    if (!may(SEES_RUNS)) return [];
     const runs = await get<List<Run>>(`v1/runs${query({ session_id: this.id, limit: 10 })}`);
     return runs.data.reverse();
   }
@@ -159,7 +162,7 @@ export class Conversation {
     this.looking = true;
     try {
       if (!this.loaded.value) return await this.load();
-      const runs = await this.listRuns();
+      const [runs] = await Promise.all([this.listRuns(), this.refreshSession()]);
       const met = runs.filter((run) => this.meet(run)).length;
       const known = new Set(this.rows.value.map((row) => row.run_id));
       const unseen = runs.some(
@@ -168,8 +171,9 @@ export class Conversation {
       );
       for (const run of runs) if (isFinal(run.status)) this.finished.add(run.run_id);
       if (met || unseen) await this.loadNewer();
-    } catch {
-      // The next look will tell; a lost connection is shown by those who follow.
+    } catch (error) {
+      // Anything else the next look will tell; a lost connection is shown by those who follow.
+      if (isMissing(error)) this.missing.value = true;
     } finally {
       this.looking = false;
     }
@@ -313,9 +317,11 @@ export class Conversation {
   }
 }
 
+const isMissing = (error: unknown): boolean => error instanceof ApiError && error.code === "session_not_found";
+
 export function partsOf(uploads: Upload[]): ContentPart[] {
   return uploads.map((file) =>
-    file.mime.startsWith("image/")
+    isImage(file)
       ? { type: "image_url", image_url: { url: file.url } }
       : { type: "file", file: { filename: file.name, file_data: file.url } },
   );

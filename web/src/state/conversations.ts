@@ -1,5 +1,5 @@
 import { computed, signal } from "@preact/signals";
-import { get, patch, post, query, remove } from "../api/client";
+import { get, patch, post, query, reachable, remove } from "../api/client";
 import type { List, Match, Session } from "../api/types";
 import { needsKey } from "./access";
 import { type Family, familiesOf } from "./families";
@@ -11,6 +11,8 @@ import { toast } from "./toasts";
 const PAGE = 60;
 const PAGE_MAX = 200;
 const LOOK_MS = 15_000;
+/** While the server is away. */
+const LOST_MS = 4000;
 
 export interface Group {
   label: string;
@@ -70,7 +72,9 @@ class Conversations {
       if (!document.hidden && !needsKey.value) void this.refresh();
     };
     setInterval(look, LOOK_MS);
+    setInterval(() => reachable.value || look(), LOST_MS);
     document.addEventListener("visibilitychange", look);
+    addEventListener("online", look);
     addEventListener("pagehide", () => {
       for (const carryOut of new Set(this.deletions.values())) carryOut(true);
     });

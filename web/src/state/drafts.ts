@@ -1,18 +1,16 @@
 import { type Signal, signal } from "@preact/signals";
+import { readTab, writeTab } from "./tab_store";
 
 const drafts = new Map<string, Signal<string>>();
 
-/** The text in the field of a conversation (null: of a new one), which the tab keeps. */
-export function draftOf(conversation: string | null): Signal<string> {
-  const place = `hermes.draft.${conversation ?? "new"}`;
-  let text = drafts.get(place);
+/** The text in a field, which the tab keeps: of a conversation (null: of a new one), or by another name of the field. */
+export function draftOf(field: string | null): Signal<string> {
+  const name = `draft.${field ?? "new"}`;
+  let text = drafts.get(name);
   if (!text) {
-    text = signal(sessionStorage.getItem(place) ?? "");
-    text.subscribe((value) => {
-      if (value) sessionStorage.setItem(place, value);
-      else sessionStorage.removeItem(place);
-    });
-    drafts.set(place, text);
+    text = signal(readTab(name) ?? "");
+    text.subscribe((value) => writeTab(name, value));
+    drafts.set(name, text);
   }
   return text;
 }

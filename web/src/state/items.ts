@@ -1,7 +1,8 @@
 import { signal } from "@preact/signals";
-import type { ContentPart, StoredMessage } from "../api/types";
+import type { StoredMessage } from "../api/types";
+import { attachmentsOf, fileOf, imageOf, plainText } from "./content";
 import type { Part, RunView, ToolPart } from "./run_view";
-import { isFinal } from "./run_view";
+import { durations, isFinal } from "./run_view";
 
 /** A message of the user that the server has not stored yet. */
 export interface Draft {
@@ -52,36 +53,7 @@ export interface WorkingItem {
 
 export type Item = UserItem | PartItem | EndItem | WorkingItem;
 
-const FILE = /^File ([^\n]{1,300}):\n/;
 const MARKER = /^\[(?:The turn failed: )?([\s\S]*)\]$/;
-
-export function plainText(content: StoredMessage["content"]): string {
-  if (typeof content === "string") return content;
-  return (content ?? [])
-    .filter(isWritten)
-    .map((part) => part.text)
-    .join("\n");
-}
-
-/** Whether a part was written, not attached; files are kept as texts behind what was written. */
-function isWritten(part: ContentPart, index: number): boolean {
-  return part.text !== undefined && !(index > 0 && FILE.test(part.text));
-}
-
-/** What was sent along with a text. */
-export function attachmentsOf(content: StoredMessage["content"]): ContentPart[] {
-  return Array.isArray(content) ? content.filter((part, index) => !isWritten(part, index)) : [];
-}
-
-export function imageOf(part: ContentPart): string[] {
-  const url = typeof part.image_url === "string" ? part.image_url : part.image_url?.url;
-  return url ? [url] : [];
-}
-
-export function fileOf(part: ContentPart): string[] {
-  const name = part.file?.filename ?? FILE.exec(part.text ?? "")?.[1];
-  return name ? [name] : [];
-}
 
 function parsed(text: string): Record<string, unknown> {
   try {
@@ -176,7 +148,7 @@ function settle(tool: ToolPart, row: StoredMessage): void {
     ...state,
     result,
     status: OUTCOMES.has(String(told.status)) ? String(told.status) : failed ? "error" : "ok",
-    duration: row.duration ?? (typeof ms === "number" ? ms / 1000 : null),
+    duration: durations.get(tool.key) ?? (typeof ms === "number" ? ms / 1000 : null),
   };
 }
 
@@ -304,7 +276,8 @@ function itemsOfView(view: RunView, user: UserItem): Item[] {
       runId: view.runId,
       time: view.finishedAt.value ?? 0,
       view,
-      truncated: view.status.value !== "completed",
+      // What has not begun cannot be continued.
+      truncated: view.status.value !== "completed" && parts.some((part) => part.kind !== "notice"),
     });
   } else if (!(view.status.value === "queued" && view.position.value > 0)) {
     items.push({ kind: "working", key: `w:${view.runId}`, view });

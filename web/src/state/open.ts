@@ -1,11 +1,11 @@
 import { effect, signal, untracked } from "@preact/signals";
 import type { Session } from "../api/types";
 import { auth, needsKey } from "./access";
+import { attachmentsOf, resendable } from "./content";
 import { Conversation, partsOf } from "./conversation";
 import { conversations } from "./conversations";
 import { returnText } from "./drafts";
 import { attempt } from "./faults";
-import { attachmentsOf } from "./items";
 import {
   assignOutgoing,
   isSendable,
@@ -93,9 +93,13 @@ async function deliver(
   removeOutgoing(message);
 }
 
-function giveBack(message: Outgoing, files: LoadedFiles): void {
-  returnText(message.conversation, message.text);
-  returnFiles(files);
+function giveBack(message: Outgoing, { files, lost }: LoadedFiles): void {
+  const { conversation } = message;
+  returnText(conversation, message.text);
+  returnFiles({
+    files: files.map((file) => ({ ...file, conversation })),
+    lost: lost.map((file) => ({ ...file, conversation })),
+  });
 }
 
 /** Send what was on its way when the page was left. What cannot be sent surely only once is a draft again. */
@@ -113,15 +117,18 @@ async function resume(conversation: Conversation | null): Promise<void> {
 
 let resending = false;
 
-/** Send a message again or another text in its place: in a branch that has everything before it. */
-export async function resend(conversation: Conversation, messageId: number, text: string): Promise<void> {
+/**
+ * Send a message again or another text in its place: in a branch that has everything before it. Whether it was sent, or is
+ * the draft of the branch.
+ */
+export async function resend(conversation: Conversation, messageId: number, text: string): Promise<boolean> {
   const row = conversation.rows.value.find((other) => other.id === messageId);
-  if (!row || resending) return;
+  if (!row || resending) return false;
   resending = true;
-  await attempt(async () => {
+  const done = await attempt(async () => {
+    const attached = await resendable(conversation.id, attachmentsOf(row.content));
     const id = await conversation.forkBefore(row);
     go("c", id);
-    const attached = attachmentsOf(row.content);
     const message = newOutgoing(id, text, []);
     // What was attached before is not kept by the browser, and the message cannot be sent again without it.
     if (!attached.length) keepOutgoing(message);
@@ -129,6 +136,7 @@ export async function resend(conversation: Conversation, messageId: number, text
     await current.value?.loadBranches();
   });
   resending = false;
+  return done;
 }
 
 export function startNew(): void {

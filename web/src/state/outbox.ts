@@ -3,9 +3,10 @@
  * idempotency key: the server takes each of them once, whether or not it had it before.
  */
 
+import { readTabList, writeTabList } from "./tab_store";
 import type { FileNote } from "./uploads";
 
-const PLACE = "hermes.outbox";
+const PLACE = "outbox";
 /** For so long the server knows a key for certain (it keeps them for a day). */
 const SENDABLE_MS = 12 * 3_600_000;
 
@@ -21,18 +22,8 @@ export interface Outgoing {
 /** Those that this page is sending. */
 const sending = new Set<string>();
 
-function read(): Outgoing[] {
-  try {
-    return JSON.parse(sessionStorage.getItem(PLACE) ?? "[]");
-  } catch {
-    return [];
-  }
-}
-
-function write(messages: Outgoing[]): void {
-  if (messages.length) sessionStorage.setItem(PLACE, JSON.stringify(messages));
-  else sessionStorage.removeItem(PLACE);
-}
+const read = (): Outgoing[] => readTabList(PLACE);
+const write = (messages: Outgoing[]): void => writeTabList(PLACE, messages);
 
 export function newKey(): string {
   return crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;

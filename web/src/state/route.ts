@@ -2,7 +2,15 @@ import { computed, signal } from "@preact/signals";
 
 /** The part of the address behind `#`, as a list: `#/c/ID` is `["c", "ID"]`. */
 function read(): string[] {
-  return location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+  return location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decode);
+}
+
+function decode(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 export const route = signal(read());

@@ -1,5 +1,6 @@
 import { batch, type Signal, signal } from "@preact/signals";
 import type { RunEvent, RunStatus, Usage } from "../api/types";
+import { Recent } from "../markdown/recent";
 
 export interface TextPart {
   kind: "text";
@@ -80,6 +81,9 @@ const ASKING: Record<string, string> = { command: "terminal", code: "execute_cod
 const QUIET = new Set(["unsupported_parameter", "parameter_ignored"]);
 const FINAL = new Set<RunStatus>(["completed", "failed", "cancelled"]);
 
+/** How long tools of watched runs took, by the key of their part: stored rows do not say. */
+export const durations = new Recent<number>(2000);
+
 export function isFinal(status: RunStatus): boolean {
   return FINAL.has(status);
 }
@@ -156,6 +160,7 @@ export class RunView {
           duration: Number(event.duration),
           result: str(event.result),
         }));
+        durations.set(`${this.runId}:tool:${str(event.tool_call_id)}`, Number(event.duration));
         this.resume();
         break;
       case "approval.request":

@@ -17,8 +17,8 @@ export interface Toast extends Options {
 }
 
 export const toasts = signal<Toast[]>([]);
-/** What screen readers are told; one sentence at a time. */
-export const announcement = signal("");
+/** What screen readers are told; one sentence at a time. Its number changes, so that the same one is read again. */
+export const announcement = signal({ number: 0, text: "" });
 const timers = new Map<number, number>();
 let held = false;
 let next = 1;
@@ -55,5 +55,5 @@ export function dismiss(id: number, acted = false): void {
 }
 
 export function announce(text: string): void {
-  announcement.value = text;
+  announcement.value = { number: announcement.value.number + 1, text };
 }

@@ -22,11 +22,23 @@ export function Dialog({ title, onClose, children, class: extra, hideTitle }: Di
       if (before instanceof HTMLElement) before.focus();
     };
   }, []);
+  // A click belongs to what its beginning and end have in common: text that is selected beyond the edge does not close it.
+  const pressedOutside = useRef(false);
+  const press = (event: PointerEvent) => {
+    pressedOutside.current = event.target === dialog.current;
+  };
   const outside = (event: MouseEvent) => {
-    if (event.target === dialog.current) onClose();
+    if (event.target === dialog.current && pressedOutside.current) onClose();
   };
   return (
-    <dialog ref={dialog} class={`dialog ${extra ?? ""}`} aria-labelledby={id} onClose={onClose} onClick={outside}>
+    <dialog
+      ref={dialog}
+      class={`dialog ${extra ?? ""}`}
+      aria-labelledby={id}
+      onClose={onClose}
+      onPointerDown={press}
+      onClick={outside}
+    >
       <div class="dialog-body">
         <header class={hideTitle ? "visually-hidden" : "dialog-head"}>
           <h2 id={id}>{title}</h2>

@@ -1,7 +1,7 @@
 import { type Signal, useSignal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
-import { useCallback, useEffect } from "preact/hooks";
-import { get } from "../api/client";
+import { useCallback, useEffect, useRef } from "preact/hooks";
+import { get, reachable } from "../api/client";
 import { describe } from "../state/faults";
 import { t } from "../state/language";
 import { Button } from "./button";
@@ -17,12 +17,16 @@ export interface Loaded<T> {
 export function useLoad<T>(path: string, everyS = 0): Loaded<T> {
   const data = useSignal<T | null>(null);
   const fault = useSignal("");
+  const wanted = useRef(path);
+  wanted.current = path;
   const reload = useCallback(async () => {
     try {
-      data.value = await get<T>(path);
+      const answer = await get<T>(path);
+      if (wanted.current !== path) return;
+      data.value = answer;
       fault.value = "";
     } catch (error) {
-      fault.value = describe(error);
+      if (wanted.current === path) fault.value = describe(error);
     }
   }, [path, data, fault]);
   useEffect(() => {
@@ -33,6 +37,10 @@ export function useLoad<T>(path: string, everyS = 0): Loaded<T> {
     }, everyS * 1000);
     return () => clearInterval(timer);
   }, [reload, everyS]);
+  const connected = reachable.value;
+  useEffect(() => {
+    if (connected && fault.value) void reload();
+  }, [connected]);
   return { data, fault, reload };
 }
 

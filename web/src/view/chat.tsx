@@ -1,20 +1,21 @@
 import { useComputed, useSignal } from "@preact/signals";
 import { useCallback, useEffect } from "preact/hooks";
-import { reachable } from "../api/client";
+import { mayBegin, maySend } from "../state/access";
 import type { Conversation } from "../state/conversation";
 import { titleOf } from "../state/conversations";
+import { draftOf, returnText } from "../state/drafts";
 import { describe } from "../state/faults";
 import type { Item } from "../state/items";
 import { t } from "../state/language";
 import { current, wantedMessage } from "../state/open";
 import { kept, sidebarOpen } from "../state/preferences";
 import { link } from "../state/route";
-import { addFiles } from "../state/uploads";
+import { addFiles, returnFiles, takeUploads } from "../state/uploads";
 import { Button, IconButton } from "../ui/button";
-import { Icon } from "../ui/icons";
 import { Text } from "../ui/text";
 import { VirtualList } from "../ui/virtual_list";
 import { Composer } from "./composer";
+import { Connection } from "./connection";
 import { Details } from "./details";
 import { ItemView } from "./message";
 import { Welcome } from "./welcome";
@@ -24,17 +25,18 @@ export const detailsOpen = kept<boolean>("details", false);
 export function Chat() {
   const conversation = current.value;
   const over = useSignal(false);
+  const takesFiles = conversation ? maySend() : mayBegin();
   const drop = (event: DragEvent) => {
     event.preventDefault();
     over.value = false;
-    void addFiles(event.dataTransfer?.files ?? []);
+    if (takesFiles) void addFiles(event.dataTransfer?.files ?? [], conversation?.id ?? null);
   };
   return (
     <div
       class={`chat ${over.value ? "drop" : ""}`}
       onDragOver={(event) => {
         event.preventDefault();
-        over.value = true;
+        over.value = takesFiles;
       }}
       onDragLeave={(event) => {
         if (event.target === event.currentTarget) over.value = false;
@@ -46,7 +48,7 @@ export function Chat() {
         {conversation ? <Messages key={conversation.id} conversation={conversation} /> : <Welcome />}
         <div class="composer-place">
           <Connection conversation={conversation} />
-          <Composer key={conversation?.id ?? "new"} conversation={conversation} />
+          {!conversation?.missing.value && <Composer key={conversation?.id ?? "new"} conversation={conversation} />}
         </div>
       </div>
       {detailsOpen.value && <Details conversation={conversation} onClose={() => (detailsOpen.value = false)} />}
@@ -100,7 +102,7 @@ function Messages({ conversation }: { conversation: Conversation }) {
     });
   }, [wanted, conversation, conversation.loaded.value, target]);
   const draw = useCallback((item: Item) => <ItemView item={item} conversation={conversation} />, [conversation]);
-  if (conversation.missing.value) return <Missing />;
+  if (conversation.missing.value) return <Missing id={conversation.id} />;
   if (!conversation.loaded.value) {
     return conversation.fault.value ? <Fault conversation={conversation} /> : <div class="messages" aria-busy="true" />;
   }
@@ -135,7 +137,14 @@ function Fault({ conversation }: { conversation: Conversation }) {
   );
 }
 
-function Missing() {
+/** What was written for it goes with a new conversation. */
+function Missing({ id }: { id: string }) {
+  useEffect(() => {
+    const draft = draftOf(id);
+    returnText(null, draft.value);
+    draft.value = "";
+    returnFiles({ files: takeUploads(id).map((file) => ({ ...file, conversation: null })), lost: [] });
+  }, [id]);
   return (
     <div class="empty">
       <h2>{t("missing.title")}</h2>
@@ -143,23 +152,6 @@ function Missing() {
       <a class="button primary" href={link("c")}>
         {t("new")}
       </a>
-    </div>
-  );
-}
-
-/** Says that the connection is lost and looked for; nothing when all is well. */
-function Connection({ conversation }: { conversation: Conversation | null }) {
-  const lost = !reachable.value || (conversation?.running.value && conversation.connection.value === "waiting");
-  return (
-    <div class="connection" role="status">
-      {lost && (
-        <span class="lost">
-          <Icon name="pulse" size={15} /> {t("connection.lost")}
-          <Button kind="quiet" onClick={() => dispatchEvent(new Event("online"))}>
-            {t("connection.retry")}
-          </Button>
-        </span>
-      )}
     </div>
   );
 }

@@ -1,11 +1,20 @@
 import { useEffect, useRef } from "preact/hooks";
-import { mayBegin, maySend, models } from "../state/access";
+import { may, mayBegin, maySend, models } from "../state/access";
 import type { Conversation } from "../state/conversation";
 import { draftOf, returnText } from "../state/drafts";
 import { attempt } from "../state/faults";
 import { type Key, t } from "../state/language";
 import { choicesOf, choose, send } from "../state/open";
-import { addFiles, lostUploads, removeUpload, restoreUploads, uploads } from "../state/uploads";
+import {
+  addFiles,
+  dropLostUploads,
+  isImage,
+  lostUploadsOf,
+  removeUpload,
+  restoreUploads,
+  takeUploads,
+  uploadsOf,
+} from "../state/uploads";
 import { Button, IconButton } from "../ui/button";
 import { Icon } from "../ui/icons";
 
@@ -13,7 +22,10 @@ export const EFFORTS = ["", "none", "minimal", "low", "medium", "high", "xhigh",
 
 /** Where a message is written; a draft is kept for each conversation. */
 export function Composer({ conversation }: { conversation: Conversation | null }) {
-  const text = draftOf(conversation?.id ?? null);
+  const id = conversation?.id ?? null;
+  const text = draftOf(id);
+  const uploads = uploadsOf(id);
+  const lost = lostUploadsOf(id);
   const area = useRef<HTMLTextAreaElement>(null);
   const picker = useRef<HTMLInputElement>(null);
   const running = conversation?.running.value ?? null;
@@ -23,12 +35,9 @@ export function Composer({ conversation }: { conversation: Conversation | null }
   }, []);
   const submit = () => {
     const message = text.value.trim();
-    const files = uploads.value;
-    if (!message && !files.length) return;
-    void send(message, files);
+    if (!message && !uploads.length) return;
+    void send(message, takeUploads(id));
     text.value = "";
-    uploads.value = [];
-    lostUploads.value = [];
   };
   const steer = () => {
     const message = text.value.trim();
@@ -48,10 +57,12 @@ export function Composer({ conversation }: { conversation: Conversation | null }
     const files = [...(event.clipboardData?.files ?? [])];
     if (!files.length) return;
     event.preventDefault();
-    void addFiles(files);
+    void addFiles(files, id);
   };
-  const empty = !text.value.trim() && !uploads.value.length;
-  if (!maySend()) return <p class="composer-note">{t("composer.read_only")}</p>;
+  const empty = !text.value.trim() && !uploads.length;
+  if (!maySend()) {
+    return <p class="composer-note">{t(may("sessions:read") ? "composer.read_only" : "composer.no_sessions")}</p>;
+  }
   if (!conversation && !mayBegin()) return <p class="composer-note">{t("composer.no_new")}</p>;
   return (
     <form
@@ -62,11 +73,11 @@ export function Composer({ conversation }: { conversation: Conversation | null }
         submit();
       }}
     >
-      {uploads.value.length > 0 && (
+      {uploads.length > 0 && (
         <ul class="uploads">
-          {uploads.value.map((upload) => (
+          {uploads.map((upload) => (
             <li key={upload.key[2]}>
-              {upload.mime.startsWith("image/") ? <img src={upload.url} alt="" /> : <Icon name="file" />}
+              {isImage(upload) ? <img src={upload.url} alt="" /> : <Icon name="file" />}
               <span>{upload.name}</span>
               <IconButton
                 icon="close"
@@ -78,11 +89,11 @@ export function Composer({ conversation }: { conversation: Conversation | null }
           ))}
         </ul>
       )}
-      {lostUploads.value.length > 0 && (
+      {lost.length > 0 && (
         <p class="lost-uploads" role="status">
           <Icon name="warn" size={15} />
-          <span>{t("upload.again", { names: lostUploads.value.join(", ") })}</span>
-          <IconButton icon="close" size={14} label={t("close")} onClick={() => (lostUploads.value = [])} />
+          <span>{t("upload.again", { names: lost.map((file) => file.name).join(", ") })}</span>
+          <IconButton icon="close" size={14} label={t("close")} onClick={() => dropLostUploads(id)} />
         </p>
       )}
       <textarea
@@ -105,13 +116,17 @@ export function Composer({ conversation }: { conversation: Conversation | null }
           tabIndex={-1}
           aria-label={t("upload.choose")}
           onChange={(event) => {
-            void addFiles(event.currentTarget.files ?? []);
+            void addFiles(event.currentTarget.files ?? [], id);
             event.currentTarget.value = "";
           }}
         />
         <IconButton icon="paperclip" label={t("upload.choose")} onClick={() => picker.current?.click()} />
-        <ModelChoice conversation={conversation} />
-        <EffortChoice conversation={conversation} />
+        {may("sessions:write") && (
+          <>
+            <ModelChoice conversation={conversation} />
+            <EffortChoice conversation={conversation} />
+          </>
+        )}
         <span class="space" />
         {running && !empty && (
           <>

@@ -2,7 +2,7 @@ import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { address, get } from "../api/client";
 import type { List, Session, StoredFile } from "../api/types";
-import { models, toolsets, workspaces } from "../state/access";
+import { mainModel, may, models, toolsets, workspaces } from "../state/access";
 import type { Conversation } from "../state/conversation";
 import { formatBytes, formatCost, formatMoment, formatNumber, named, t } from "../state/language";
 import { choicesOf, choose } from "../state/open";
@@ -48,6 +48,7 @@ function Workdir({ conversation }: { conversation: Conversation | null }) {
         dir="ltr"
         value={written.value ?? kept}
         placeholder={t("workdir.default")}
+        readOnly={!may("sessions:write")}
         list="workspaces"
         onInput={(event) => (written.value = event.currentTarget.value)}
         onBlur={save}
@@ -75,7 +76,12 @@ function Toolsets({ conversation }: { conversation: Conversation | null }) {
       <legend>{t("toolsets")}</legend>
       {offered.map((set) => (
         <label key={set.name} class="check" title={set.description}>
-          <input type="checkbox" checked={on(set.name)} onChange={() => toggle(set.name)} />
+          <input
+            type="checkbox"
+            checked={on(set.name)}
+            disabled={!may("sessions:write")}
+            onChange={() => toggle(set.name)}
+          />
           {named(`toolset.${set.name}`, set.label)}
         </label>
       ))}
@@ -83,9 +89,16 @@ function Toolsets({ conversation }: { conversation: Conversation | null }) {
   );
 }
 
+/** The first model of the list is the name under which the server offers its own. */
+function modelOf(session: Session): string {
+  const own = models.value[0]?.id;
+  if (session.model && session.model !== own) return session.model;
+  return mainModel.value?.title ?? mainModel.value?.model ?? own ?? "";
+}
+
 function Figures({ session }: { session: Session }) {
   const rows: [string, string][] = [
-    [t("model"), session.model ?? models.value[0]?.id ?? ""],
+    [t("model"), modelOf(session)],
     [t("figure.messages"), formatNumber(session.message_count)],
     [t("figure.tools"), formatNumber(session.tool_call_count)],
     [t("figure.input"), formatNumber(session.input_tokens)],

@@ -1,15 +1,20 @@
 import { useSignal } from "@preact/signals";
-import { may, mayBegin, maySend } from "../state/access";
+import { useEffect, useRef } from "preact/hooks";
+import type { StoredMessage } from "../api/types";
+import { may, mayBegin, maySend, SEES_RUNS } from "../state/access";
 import type { Variants } from "../state/branches";
+import { plainText } from "../state/content";
 import type { Conversation } from "../state/conversation";
 import { conversations } from "../state/conversations";
+import { draftOf } from "../state/drafts";
 import { attempt, remedy } from "../state/faults";
-import { type EndItem, type Item, plainText, type UserItem, type WorkingItem } from "../state/items";
+import type { EndItem, Item, UserItem, WorkingItem } from "../state/items";
 import { formatDuration, formatNumber, formatTime, t } from "../state/language";
 import { resend, send } from "../state/open";
 import { link } from "../state/route";
 import { Button, IconButton } from "../ui/button";
 import { CopyButton } from "../ui/copy_button";
+import { isTyping } from "../ui/focus";
 import { Icon } from "../ui/icons";
 import { Text } from "../ui/text";
 import { PartView } from "./part";
@@ -28,10 +33,10 @@ export function ItemView({ item, conversation }: { item: Item; conversation: Con
 }
 
 function UserMessage({ item, conversation }: { item: UserItem; conversation: Conversation }) {
-  const editing = useSignal(false);
   const variants = item.index === null ? undefined : conversation.variants.value.get(item.index);
-  if (editing.value && item.row) {
-    return <Editor item={item} conversation={conversation} onClose={() => (editing.value = false)} />;
+  const { row } = item;
+  if (row && conversation.edited.value === row.id) {
+    return <Editor row={row} text={item.text} conversation={conversation} />;
   }
   return (
     <article class="user" aria-label={t("said.you")}>
@@ -42,8 +47,8 @@ function UserMessage({ item, conversation }: { item: UserItem; conversation: Con
           ))}
         </div>
       )}
-      {item.files.map((name) => (
-        <span class="file-chip" key={name}>
+      {item.files.map((name, index) => (
+        <span class="file-chip" key={index}>
           <Icon name="file" size={14} /> {name}
         </span>
       ))}
@@ -69,13 +74,13 @@ function UserMessage({ item, conversation }: { item: UserItem; conversation: Con
           <>
             {item.time > 0 && <time class="faint">{formatTime(item.time)}</time>}
             {variants && <BranchSwitch variants={variants} conversation={conversation} />}
-            {item.row && mayBegin() && (
+            {row && mayBegin() && (
               <IconButton
                 class="edit"
                 icon="pencil"
                 label={t("edit")}
                 size={16}
-                onClick={() => (editing.value = true)}
+                onClick={() => (conversation.edited.value = row.id)}
               />
             )}
             <CopyButton text={item.text} label={t("copy.message")} />
@@ -121,16 +126,39 @@ function BranchSwitch({ variants, conversation }: { variants: Variants; conversa
   );
 }
 
-function Editor({ item, conversation, onClose }: { item: UserItem; conversation: Conversation; onClose(): void }) {
-  const text = useSignal(item.text);
-  const submit = () => {
-    if (!item.row || !text.value.trim()) return;
-    onClose();
-    void resend(conversation, item.row.id, text.value);
+interface EditorProps {
+  row: StoredMessage;
+  text: string;
+  conversation: Conversation;
+}
+
+/** What is written here is kept until it is sent or given up, also while the row is not drawn. */
+function Editor({ row, text: before, conversation }: EditorProps) {
+  const draft = draftOf(`edit.${conversation.id}.${row.id}`);
+  const text = useSignal(draft.value || before);
+  const busy = useSignal(false);
+  const area = useRef<HTMLTextAreaElement>(null);
+  useEffect(() => {
+    // It may have come back into view while something is written elsewhere.
+    if (!isTyping(document.activeElement)) area.current?.focus();
+  }, []);
+  const close = () => {
+    draft.value = "";
+    if (conversation.edited.value !== row.id) return;
+    // The focus goes back to where the editing began, or it would be nowhere.
+    const place = area.current?.closest(".row");
+    conversation.edited.value = null;
+    setTimeout(() => place?.querySelector<HTMLElement>(".edit")?.focus());
+  };
+  const submit = async () => {
+    if (!text.value.trim() || busy.value) return;
+    busy.value = true;
+    if (await resend(conversation, row.id, text.value)) close();
+    busy.value = false;
   };
   const keys = (event: KeyboardEvent) => {
-    if (event.key === "Escape") onClose();
-    else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit();
+    if (event.key === "Escape") close();
+    else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) void submit();
     else return;
     event.preventDefault();
     event.stopPropagation();
@@ -138,19 +166,22 @@ function Editor({ item, conversation, onClose }: { item: UserItem; conversation:
   return (
     <div class="user editor">
       <textarea
-        ref={(element) => element?.focus()}
+        ref={area}
         dir="auto"
         aria-label={t("edit.label")}
         value={text.value}
-        onInput={(event) => (text.value = event.currentTarget.value)}
+        onInput={(event) => {
+          text.value = event.currentTarget.value;
+          draft.value = text.value;
+        }}
         onKeyDown={keys}
       />
       <div class="actions shown">
         <span class="faint">{t("edit.hint")}</span>
-        <Button kind="quiet" onClick={onClose}>
+        <Button kind="quiet" onClick={close}>
           {t("cancel")}
         </Button>
-        <Button kind="primary" onClick={submit}>
+        <Button kind="primary" disabled={busy.value} onClick={() => void submit()}>
           {t("edit.send")}
         </Button>
       </div>
@@ -195,13 +226,13 @@ function TurnEnd({ item, conversation }: { item: EndItem; conversation: Conversa
       )}
       <div class="actions">
         {item.text && <CopyButton text={item.text} label={t("copy.answer")} />}
-        {row && <IconButton icon="retry" label={t("retry")} size={16} onClick={again} />}
+        {row && !error && <IconButton icon="retry" label={t("retry")} size={16} onClick={again} />}
         {item.truncated && maySend() && (
           <Button kind="quiet" icon="play" onClick={() => void send(t("continue.prompt"), [])}>
             {t("continue")}
           </Button>
         )}
-        {item.runId && (
+        {item.runId && may(SEES_RUNS) && (
           <a
             class="icon-button"
             href={link("runs", item.runId)}

@@ -3,7 +3,7 @@ import { useEffect } from "preact/hooks";
 import { get, query } from "../api/client";
 import type { List, Match } from "../api/types";
 import { may } from "../state/access";
-import { COMMANDS, shown } from "../state/commands";
+import { commands, shown } from "../state/commands";
 import { conversations, titleOf } from "../state/conversations";
 import { t } from "../state/language";
 import { go } from "../state/route";
@@ -18,12 +18,14 @@ interface Choice {
 }
 
 function choices(text: string, found: Match[]): Choice[] {
-  const commands = COMMANDS.filter((command) => command.key !== "Ctrl+k").map((command) => ({
-    id: `k${command.key}`,
-    label: t(command.label),
-    hint: command.key,
-    run: command.run,
-  }));
+  const keys = commands()
+    .filter((command) => command.key !== "Ctrl+k")
+    .map((command) => ({
+      id: `k${command.key}`,
+      label: t(command.label),
+      hint: command.key,
+      run: command.run,
+    }));
   const pages = PAGES.filter((entry) => may(entry.scope)).map((entry) => ({
     id: `p${entry.page}`,
     label: t(entry.label),
@@ -37,7 +39,7 @@ function choices(text: string, found: Match[]): Choice[] {
     run: () => go("c", session.id),
   }));
   const wanted = text.trim().toLowerCase();
-  const fitting = [...commands, ...pages, ...sessions].filter((choice) => choice.label.toLowerCase().includes(wanted));
+  const fitting = [...keys, ...pages, ...sessions].filter((choice) => choice.label.toLowerCase().includes(wanted));
   const messages = found.map((match) => ({
     id: `m${match.message_id}:${match.session_id}`,
     label: match.snippet,
@@ -78,7 +80,7 @@ export function Palette() {
   const keys = (event: KeyboardEvent) => {
     if (event.key === "ArrowDown") at.value = Math.min(at.value + 1, list.length - 1);
     else if (event.key === "ArrowUp") at.value = Math.max(at.value - 1, 0);
-    else if (event.key === "Enter") run(list[at.value]);
+    else if (event.key === "Enter" && !event.isComposing) run(list[at.value]);
     else return;
     event.preventDefault();
   };
@@ -132,7 +134,7 @@ export function KeyList() {
   return (
     <Dialog title={t("keys.title")} onClose={() => (shown.value = null)}>
       <dl class="key-list">
-        {[...COMMANDS.map((command): [string, string] => [command.key, t(command.label)]), ...more].map(
+        {[...commands().map((command): [string, string] => [command.key, t(command.label)]), ...more].map(
           ([key, label]) => (
             <div key={key}>
               <dt>

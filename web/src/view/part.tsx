@@ -1,7 +1,7 @@
-import { useSignal } from "@preact/signals";
 import { Markdown } from "../markdown/markdown";
 import { type Key, t } from "../state/language";
 import type { NoticePart, Part, ReasoningPart, SteerPart } from "../state/run_view";
+import { useDisclosure } from "../ui/disclosure";
 import { Icon } from "../ui/icons";
 import { ToolCard } from "./tool_card";
 
@@ -25,7 +25,7 @@ export function PartView({ part }: { part: Part }) {
 }
 
 function Reasoning({ part }: { part: ReasoningPart }) {
-  const open = useSignal(false);
+  const open = useDisclosure(part.key);
   return (
     <details class="reasoning" open={open.value} onToggle={(event) => (open.value = event.currentTarget.open)}>
       <summary>

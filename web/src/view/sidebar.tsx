@@ -1,13 +1,13 @@
 import { useSignal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { address } from "../api/client";
 import type { Match, Session } from "../api/types";
-import { auth, may, mayBegin, signOut } from "../state/access";
+import { auth, may, mayBegin, SEES_RUNS, signOut } from "../state/access";
 import { conversations, titleOf } from "../state/conversations";
 import type { Family } from "../state/families";
 import { attempt } from "../state/faults";
 import { formatMoment, type Key, t } from "../state/language";
-import { startNew } from "../state/open";
+import { current, startNew } from "../state/open";
 import { changeTheme, sidebarOpen, theme } from "../state/preferences";
 import { conversationId, link, page } from "../state/route";
 import { Button, IconButton } from "../ui/button";
@@ -15,7 +15,7 @@ import { Icon, type IconName } from "../ui/icons";
 import { Menu } from "../ui/menu";
 
 export const PAGES: { page: string; icon: IconName; label: Key; scope: string }[] = [
-  { page: "runs", icon: "clock", label: "page.runs", scope: "sessions:read" },
+  { page: "runs", icon: "clock", label: "page.runs", scope: SEES_RUNS },
   { page: "jobs", icon: "play", label: "page.jobs", scope: "jobs" },
   { page: "skills", icon: "book", label: "page.skills", scope: "sessions:read" },
   { page: "memory", icon: "spark", label: "page.memory", scope: "sessions:read" },
@@ -124,7 +124,9 @@ function Groups() {
           </Button>
         </p>
       )}
-      {conversations.loaded.value && !groups.length && <p class="faint padded">{t("list.empty")}</p>}
+      {conversations.loaded.value && !groups.length && (
+        <p class="faint padded">{t(conversations.archived.value ? "list.empty_archive" : "list.empty")}</p>
+      )}
       {groups.map((group) => (
         <section key={group.label} aria-label={group.label}>
           <h2>{group.label}</h2>
@@ -155,10 +157,20 @@ function Entry({ family }: { family: Family }) {
   const { session, members, pinned } = family;
   const renaming = useSignal(false);
   const open = members.some((member) => member.id === conversationId.value);
-  if (renaming.value) return <Rename session={session} onClose={() => (renaming.value = false)} />;
+  const entry = useRef<HTMLLIElement>(null);
+  if (renaming.value) {
+    const close = () => {
+      renaming.value = false;
+      // The focus goes back to the entry, unless somebody has put it elsewhere.
+      setTimeout(() => {
+        if (document.activeElement === document.body) entry.current?.querySelector("a")?.focus();
+      });
+    };
+    return <Rename session={session} onClose={close} />;
+  }
   const write = may("sessions:write");
   return (
-    <li class={`entry ${open ? "open" : ""}`}>
+    <li class={`entry ${open ? "open" : ""}`} ref={entry}>
       <a href={link("c", session.id)} aria-current={open ? "page" : undefined} dir="auto" title={titleOf(session)}>
         {family.working && <span class="live-dot" role="img" aria-label={t("list.working")} />}
         {titleOf(session)}
@@ -205,11 +217,12 @@ function Entry({ family }: { family: Family }) {
 
 function Rename({ session, onClose }: { session: Session; onClose(): void }) {
   const input = useRef<HTMLInputElement>(null);
-  useEffect(() => input.current?.select(), []);
+  useLayoutEffect(() => input.current?.select(), []);
   const save = () => {
     const title = input.current?.value.trim();
     onClose();
-    if (title && title !== session.title) void conversations.change([session], { title });
+    if (!title || title === session.title) return;
+    void conversations.change([session], { title }).then(() => current.value?.refreshSession().catch(() => {}));
   };
   return (
     <li class="entry">
@@ -222,7 +235,7 @@ function Rename({ session, onClose }: { session: Session; onClose(): void }) {
         defaultValue={titleOf(session)}
         onBlur={save}
         onKeyDown={(event) => {
-          if (event.key === "Enter") save();
+          if (event.key === "Enter" && !event.isComposing) save();
           if (event.key === "Escape") onClose();
         }}
       />

@@ -35,7 +35,7 @@ export function Toasts() {
         ))}
       </div>
       <div class="visually-hidden" aria-live="polite">
-        {announcement.value}
+        <span key={announcement.value.number}>{announcement.value.text}</span>
       </div>
     </>
   );

@@ -4,11 +4,13 @@ import { post } from "../api/client";
 import { pieces } from "../markdown/ansi";
 import { diffOf } from "../markdown/diff";
 import { may } from "../state/access";
+import { draftOf } from "../state/drafts";
 import { attempt } from "../state/faults";
 import { formatDuration, type Key, named, t } from "../state/language";
 import type { Approval, Question, ToolPart, ToolState } from "../state/run_view";
 import { Button } from "../ui/button";
 import { CopyButton } from "../ui/copy_button";
+import { useDisclosure } from "../ui/disclosure";
 import { Icon, type IconName } from "../ui/icons";
 
 const ICONS: Record<string, IconName> = {
@@ -28,7 +30,7 @@ const SHOWN_MAX = 40_000;
 /** A tool call: what was asked, what it says while it runs, and what came of it. */
 export function ToolCard({ part }: { part: ToolPart }) {
   const tool = part.state.value;
-  const open = useSignal(false);
+  const open = useDisclosure(part.key);
   const waits = (tool.approval && !tool.approval.choice) || (tool.question && tool.question.answered === null);
   const runId = part.key.split(":")[0] ?? "";
   const failed = !["ok", "running", "unknown"].includes(tool.status);
@@ -72,7 +74,7 @@ function ToolBody({ tool }: { tool: ToolState }) {
   const rest = Object.entries(tool.arguments).filter(([name]) => name !== "command" && !(diff && isContent(name)));
   return (
     <div class="tool-body">
-      {command !== null && <Output text={`$ ${command}`} copy={command} />}
+      {command !== null && <Verbatim text={`$ ${command}`} copy={command} />}
       {rest.length > 0 && (
         <dl class="arguments">
           {rest.map(([name, value]) => (
@@ -117,6 +119,16 @@ function readable(result: string | null): { text: string; ok: boolean } {
   }
 }
 
+/** All of a text as it is: no part is left out or read as an instruction to a terminal. */
+function Verbatim({ text, copy }: { text: string; copy?: string }) {
+  return (
+    <div class="output" dir="ltr">
+      {copy && <CopyButton text={copy} label={t("copy.output")} />}
+      <pre tabIndex={0}>{text}</pre>
+    </div>
+  );
+}
+
 function Output({ text, copy, live }: { text: string; copy?: string; live?: boolean }) {
   const box = useRef<HTMLPreElement>(null);
   useEffect(() => {
@@ -126,7 +138,7 @@ function Output({ text, copy, live }: { text: string; copy?: string; live?: bool
     <div class="output" dir="ltr">
       {copy && <CopyButton text={copy} label={t("copy.output")} />}
       <pre ref={box} class={live ? "live" : ""} tabIndex={0}>
-        {pieces(text.slice(0, SHOWN_MAX)).map((piece, index) =>
+        {pieces(live ? text.slice(-SHOWN_MAX) : text.slice(0, SHOWN_MAX)).map((piece, index) =>
           piece.classes || piece.color ? (
             <span key={index} class={piece.classes} style={piece.color ? { color: piece.color } : undefined}>
               {piece.text}
@@ -135,7 +147,7 @@ function Output({ text, copy, live }: { text: string; copy?: string; live?: bool
             piece.text
           ),
         )}
-        {text.length > SHOWN_MAX && `\n${t("tool.cut")}`}
+        {!live && text.length > SHOWN_MAX && `\n${t("tool.cut")}`}
       </pre>
     </div>
   );
@@ -150,7 +162,7 @@ const CHOICES: Record<string, { key: Key; kind: "primary" | "plain" | "danger" }
 
 /** A text that is written goes with a denial, and rules out everything else. */
 function ApprovalView({ approval, runId }: { approval: Approval; runId: string }) {
-  const instead = useSignal("");
+  const instead = draftOf(`denial.${approval.id}`);
   const asked = useSignal(false);
   const comment = instead.value.trim();
   const decide = (choice: string) => {
@@ -158,6 +170,7 @@ function ApprovalView({ approval, runId }: { approval: Approval; runId: string }
     asked.value = true;
     void attempt(() => post(`v1/runs/${runId}/approval`, body)).then((done) => {
       asked.value = done;
+      if (done) instead.value = "";
     });
   };
   if (approval.choice) {
@@ -182,7 +195,7 @@ function ApprovalView({ approval, runId }: { approval: Approval; runId: string }
         <Icon name="shield" /> {t("approval.title")}
       </p>
       {approval.description && <p dir="auto">{approval.description}</p>}
-      <Output text={approval.command} />
+      <Verbatim text={approval.command} />
       {approval.rules.length > 0 && (
         <p class="faint">
           {t("approval.rule")} <code>{approval.rules.join(", ")}</code>
@@ -236,9 +249,12 @@ function Countdown({ until }: { until: number }) {
 }
 
 function QuestionView({ question, runId }: { question: Question; runId: string }) {
-  const text = useSignal("");
+  const text = draftOf(`answer.${question.id}`);
   const answer = (value: string) => {
-    if (value.trim()) void attempt(() => post(`v1/runs/${runId}/clarify`, { answer: value, request_id: question.id }));
+    if (!value.trim()) return;
+    void attempt(() => post(`v1/runs/${runId}/clarify`, { answer: value, request_id: question.id })).then((done) => {
+      if (done) text.value = "";
+    });
   };
   return (
     <form
@@ -254,8 +270,8 @@ function QuestionView({ question, runId }: { question: Question; runId: string }
       </p>
       {question.choices.length > 0 && (
         <div class="buttons">
-          {question.choices.map((choice) => (
-            <Button key={choice} onClick={() => answer(choice)}>
+          {question.choices.map((choice, index) => (
+            <Button key={index} onClick={() => answer(choice)}>
               {choice}
             </Button>
           ))}

@@ -29,7 +29,7 @@ export function Welcome() {
                   : model.embedded
                     ? t("welcome.embedded", { name: model.title ?? model.model ?? "" })
                     : t("welcome.model", { name: model.model ?? "", provider: model.provider ?? "" })}{" "}
-                {model.window ? t("welcome.window", { n: formatNumber(model.window) }) : ""}
+                {model.window && !model.problem ? t("welcome.window", { n: formatNumber(model.window) }) : ""}
               </p>
               {may("admin") && <a href={link("model")}>{t(model.problem ? "welcome.connect" : "welcome.other")}</a>}
             </div>
