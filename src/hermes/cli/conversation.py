@@ -126,6 +126,11 @@ class Conversation:
         choice = self._choice() or models.of_session(self.settings, await self.session())
         return models.primary(self.settings, choice or RouteChoice())
 
+    async def window(self) -> int:
+        """The context window of the next turn's model, in tokens; the list of its provider is waited for."""
+        route = await self.route()
+        return await self.app.services.model_lists.fetched_window(route) or models.window_of(route)
+
     async def model_name(self) -> str:
         """The model of the next turn, as far as this process knows it."""
         if self.remote:
