@@ -230,7 +230,7 @@ class EditorSession:
         for task in self._questions.values():
             task.cancel()
         await self.chat.close()
-        await self.talk.close()
+        await self.talk.close(aloud=True)
         self.talk.app.services.mcp.take_away(self.talk.session_id)
         outside = self.talk.app.services.outside
         outside.editors.pop(self.talk.session_id, None)
