@@ -260,6 +260,18 @@ async def test_rejected_key_rotates_to_next_key(
     assert [r.key for r in server.requests] == ["sk-first-00000001", "sk-second-0000002", "sk-second-0000002"]
 
 
+@pytest.mark.parametrize(("status", "failure"), [(401, "auth"), (404, "model_not_found"), (400, "bad_request")])
+async def test_error_names_the_address_that_refused(
+    house: House, server: ModelServer, status: int, failure: str
+) -> None:
+    server.script = [Reply(status=status, error="no")]
+    url = f"http://user:secret@127.0.0.1:{server.port}/v1"
+    ran = await house.run(None, route=RouteChoice(model="m", base_url=url, api_key=KEY))
+    assert ran.result["failure"] == failure
+    assert ran.result["error"].endswith(f". 127.0.0.1:{server.port}: no")
+    assert "secret" not in ran.result["error"]
+
+
 async def test_all_keys_rejected_fails_with_auth(make_house: MakeHouse, server: ModelServer) -> None:
     house = make_house(with_keys(server, "sk-first-00000001", "sk-second-0000002"))
     server.repeat, server.script = True, [Reply(status=401)]

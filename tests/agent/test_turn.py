@@ -411,6 +411,7 @@ async def test_missing_key_fails_before_request(house: House, monkeypatch: pytes
     monkeypatch.setattr(type(house.app.services.http), "send", refuse)
     ran = await house.run(None, route=RouteChoice(model="m", provider="openai"))
     assert (ran.result["failure"], ran.result["error_code"]) == ("auth", "provider_auth_failed")
+    assert ran.result["error"].endswith("No API key is configured for openai at api.openai.com.")
 
 
 @pytest.mark.parametrize(("path", "mode"), [("/v1", "chat"), ("/anthropic", "anthropic")])

@@ -129,7 +129,7 @@ def test_chat_approval_explains_and_rejects_other_input(each_way: Place) -> None
     terminal.send("clean up")
     terminal.until("allow?")
     terminal.send("e")
-    assert "It would happen in" in terminal.until("this one time")
+    assert "Working folder:" in terminal.until("allow this call")
     terminal.send("perhaps")
     terminal.until(lambda screen: screen.count("Enter denies") == 2)
     assert (each_way.folder / "build").exists()

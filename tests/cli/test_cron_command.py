@@ -217,3 +217,10 @@ def test_cron_run_continues_named_session(home: Home, hermes: Hermes, tmp_path: 
         assert [turn.text for turn in server.requests[1].turns if turn.role != "system"] == ["Go on.", "One.", "Go on."]
     with closing(open_store(f"sqlite://{home.state_db}")) as store:
         assert [run.spec.session_id for run in store.runs.list(kind="job")] == ["diary", "diary"]
+
+
+def test_refused_schedules_and_zones_say_what_is_accepted(home: Home, hermes: Hermes) -> None:
+    zone = hermes("cron", "create", "every 2h", "x", "--timezone", "Nowhere/City").err
+    assert "There is no time zone 'Nowhere/City'." in zone and "five fields" not in zone
+    schedule = hermes("cron", "create", "sometimes", "x").err
+    assert "five fields" in schedule and schedule.endswith("Try: hermes cron create --help\n")

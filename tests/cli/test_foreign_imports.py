@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from contextlib import closing
@@ -18,7 +19,7 @@ from .shell import Hermes
 
 
 def node(name: str, parent: str | None, role: str, *parts: Any, **content: Any) -> tuple[str, Any]:
-    message = {"author": {"role": role}, "create_time": 1_700_000_001.5}
+    message = {"author": {"role": role}, "create_time": 1_700_000_001.5, "recipient": content.pop("recipient", "all")}
     message["content"] = {"content_type": "text", "parts": list(parts), **content}
     return name, {"id": name, "parent": parent, "children": [], "message": message}
 
@@ -42,6 +43,23 @@ CHATGPT = {
         ]
     ),
 }
+CHATGPT_TOOLS = {
+    "title": "Voice and tools",
+    "create_time": 1_700_000_000.0,
+    "conversation_id": "67890abc-0000-4000-8000-000000000009",
+    "current_node": "f",
+    "mapping": dict(
+        [
+            node("a", None, "user", {"content_type": "audio_transcription", "text": "Paint a cat."},
+                 {"content_type": "audio_asset_pointer", "asset_pointer": "x"}, content_type="multimodal_text"),
+            node("b", "a", "assistant", '{"prompt": "a cat"}', recipient="dalle.text2im"),
+            node("c", "b", "assistant", "User likes cats.", recipient="bio"),
+            node("d", "c", "user", {"content_type": "image_asset_pointer", "asset_pointer": "x"}, "Like this one?",
+                 content_type="multimodal_text"),
+            node("f", "d", "assistant", "Cats purr\ue200cite\ue202turn0search1\ue201. Yes.", recipient="all"),
+        ]
+    ),
+}  # fmt: skip
 CLAUDE = {
     "uuid": "67890abc-0000-4000-8000-000000000002",
     "name": "A poem",
@@ -83,6 +101,33 @@ OPEN_WEBUI = {
         },
     },
 }
+DETAILS = '<details type="reasoning" done="true" duration="3">\n<summary>Thought for 3 seconds</summary>\n> Rain?\n</details>\n'
+CALLS = '<details type="tool_calls" done="true" name="weather" arguments="&quot;x&quot;">\n<summary>Done</summary>\n</details>\n'
+
+
+def test_reasoning_and_tool_calls_are_not_imported() -> None:
+    claude = {**CLAUDE, "chat_messages": [
+        {"sender": "human", "text": "Look it up.", "content": [{"type": "text", "text": "Look it up."}]},
+        {"sender": "assistant", "text": "This block is not supported on your current device yet.",
+         "content": [{"type": "thinking", "thinking": "Hm."}, {"type": "tool_use", "name": "web"}]},
+        {"sender": "assistant", "text": "x", "content": [{"type": "text", "text": "Here it is."}]},
+    ]}  # fmt: skip
+    webui = json.loads(json.dumps(OPEN_WEBUI))
+    webui["chat"]["history"]["messages"]["2"]["content"] = (
+        f"{DETAILS}{CALLS}It may. <details>shown</details>{DETAILS[:40]}"
+    )
+    data = io.BytesIO(json.dumps([CHATGPT_TOOLS, claude, webui]).encode())
+    texts = [
+        [message["content"] for message in session["messages"]] if session else fault
+        for _, session, fault in foreign_exports.conversations(data)
+    ]
+    assert texts == [
+        ["Paint a cat.\n\n[image]\n\nLike this one?", "Cats purr. Yes."],
+        ["Look it up.", "Here it is."],
+        ["Will it rain?", f"It may. <details>shown</details>{DETAILS[:40]}"],
+    ]
+
+
 FORMATS = {
     "chatgpt": (CHATGPT, ["What is for dinner?\n\n[image]", "Soup."]),
     "claude": (CLAUDE, ["Write a poem.\n\nFile notes.txt:\nroses", "Roses are red."]),

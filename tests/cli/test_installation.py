@@ -139,6 +139,22 @@ def test_gateway_install_without_service_manager(place: Place) -> None:
     assert not list(place.folder.rglob("*.service"))
 
 
+def test_gateway_restart_of_a_service_is_left_to_its_manager(place: Place) -> None:
+    log, unit = place.folder / "asked", place.folder / ".config/systemd/user/hermes.service"
+    manager = place.folder / "systemctl"
+    manager.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+    manager.chmod(0o755)
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    place.env["PATH"] = f"{place.folder}:{place.env['PATH']}"
+    done = place.run("gateway", "restart")
+    assert (done.returncode, done.stdout) == (0, "systemd has restarted the server.\n")
+    assert log.read_text().splitlines() == ["--user is-active --quiet hermes.service", "--user restart hermes.service"]
+    manager.write_text("#!/bin/sh\n[ $2 = is-active ] || { echo no bus >&2; exit 1; }\n")
+    done = place.run("gateway", "restart")
+    assert done.returncode == 69 and "did not restart the server: no bus" in done.stderr
+
+
 def test_gateway_uninstall_without_service(place: Place) -> None:
     done = place.run("gateway", "uninstall")
     assert done.returncode != 0 and "No service is installed" in done.stderr

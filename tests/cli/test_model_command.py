@@ -347,6 +347,7 @@ def test_setup_asks_again_after_unusable_answers(
 
 def test_setup_n_leaves_the_model_and_goes_on(home: Home, hermes: Hermes) -> None:
     done = hermes("setup", typed="n\nweb\nlocal\nn\n")
+    assert "No model is configured yet. Try: hermes setup model" in done.err and "hermes chat" not in done.err
     assert done.code == 0 and config.load(home).agent.disabled_toolsets == ["web"]
     with serving(Reply(status=400)) as server:
         done = hermes("setup", typed=f"{server.url}/v1 m\nn\nvision\n\nn\n")
@@ -366,6 +367,40 @@ def test_setup_model_picker_searches(home: Home, server: ModelServer, at_termina
     terminal.send("")
     assert terminal.wait() == 0
     assert config.load(home).model.default == "vendor/small-chat"
+
+
+def test_setup_model_picker_asks_about_a_name_that_is_not_listed(
+    home: Home, server: ModelServer, at_terminal: Callable[..., Terminal]
+) -> None:
+    server.models = [{"id": "vendor/small-chat"}, {"id": "vendor/large-chat"}]
+    terminal = at_terminal("model")
+    terminal.until("Which [")
+    terminal.send(f"{server.url}/v1")
+    terminal.until("vendor/large-chat")
+    terminal.send("vendr/large-chat")
+    terminal.until("not among the 2 models that are listed. Did you mean vendor/large-chat")
+    assert server.requests == []
+    terminal.type("\x15small")
+    terminal.until(lambda screen: "Enter takes the first match" in screen)
+    terminal.type("\x15other")
+    terminal.send("")
+    terminal.until("other is not among")
+    terminal.send("")
+    assert terminal.wait() == 0
+    assert config.load(home).model.default == "other"
+
+
+def test_setup_ends_at_ctrl_d_in_the_model_picker(
+    home: Home, server: ModelServer, at_terminal: Callable[..., Terminal]
+) -> None:
+    server.models = [{"id": "one"}, {"id": "two"}]
+    terminal = at_terminal("model")
+    terminal.until("Which [")
+    terminal.send(f"{server.url}/v1")
+    terminal.until("Which of 2 models")
+    terminal.type("\x04")
+    assert terminal.wait() == 2
+    assert "The input ended" in str(terminal) and "defect" not in str(terminal) and names(home) == []
 
 
 def test_setup_asks_for_refused_key(home: Home, at_terminal: Callable[..., Terminal]) -> None:

@@ -231,6 +231,6 @@ def test_denied_call_says_how_it_can_be_allowed(each_way: Place) -> None:
     each_way.script(Reply(tool_calls=[rm]), Reply(text="I may not.", continues=False))
     done = each_way.run("-z", "clean up")
     assert (done.returncode, done.stdout) == (6, "I may not.\n")
-    assert "Try: hermes chat, or --yolo to allow everything" in done.stderr and (each_way.folder / "build").exists()
+    assert 'Try: hermes "…" at a terminal, or --yolo' in done.stderr and (each_way.folder / "build").exists()
     each_way.script(Reply(tool_calls=[rm]), Reply(text="I may not.", continues=False))
     assert "--yolo" not in each_way.run("-z", "clean up", "--quiet").stderr

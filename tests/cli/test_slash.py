@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def test_slash_help_and_unknown_command(place: Place) -> None:
         assert word in screen
     assert all(f"/{name}" in screen for name in COMMANDS) and "/tidy" in screen
     terminal.send("/titel x")
-    assert "Did you mean title" in terminal.until("There is no command /titel")
+    assert "Did you mean /title" in terminal.until("There is no command /titel")
     terminal.type("/qu")
     terminal.until("leave; --delete deletes the session")
     assert place.model.requests == []
@@ -352,6 +353,40 @@ def test_slash_save_replaces_a_file_only_by_force(place: Place) -> None:
     assert (place.folder / "old.md").read_text() == "old"
     place.run("chat", "--continue", stdin="/save old.md --force\n")
     assert "One." in (place.folder / "old.md").read_text()
+
+
+def test_slash_save_takes_quotes_and_force_on_either_side(place: Place) -> None:
+    answers(place, "One.")
+    place.run("chat", stdin='first\n/save "two words.md"\n/save plain words.md\n/save --force plain words.md\n')
+    assert sorted(path.name for path in place.folder.glob("*.md")) == ["plain words.md", "two words.md"]
+
+
+def test_slash_command_with_an_open_quote_is_a_usage_error(place: Place) -> None:
+    done = place.run("chat", stdin='/model "x\n/cron "x\n/save "x\n')
+    assert done.stderr.count("A quote is not closed.") == 3 and "defect" not in done.stderr
+
+
+def test_slash_help_fits_a_narrow_terminal(place: Place) -> None:
+    terminal = place.terminal(columns=60, rows=150)
+    terminal.send("/help")
+    screen = terminal.until("at an approval")
+    assert "/deny [what to do instead]\n" in screen
+    assert re.search(r"^/stop +stop the turn$", screen, re.M)
+    # A line that is longer than the terminal leaves a word or two on the next.
+    begins = {len(line) - len(line.lstrip()) for line in screen[screen.index("/new") :].splitlines() if line.strip()}
+    assert len(begins) <= 3, begins
+
+
+def test_slash_model_shows_the_window_that_the_provider_lists(place: Place) -> None:
+    place.model.models = [{"id": "m", "context_length": 100_000}, {"id": "large", "context_length": 200_000}]
+    answers(place, "One.")
+    terminal = place.terminal()
+    terminal.send("/status")
+    terminal.until("0 of 100,000 tokens used")
+    ask(terminal, "first", "One.")
+    terminal.send("/model large")
+    terminal.until("Model: custom/large, window 200,000 tokens.")
+    terminal.until(lambda screen: "custom/large · " in screen.rpartition("\n")[2])
 
 
 def test_leaving_asks_about_messages_that_wait(place: Place) -> None:

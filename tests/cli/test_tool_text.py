@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hermes.cli.tool_text import diff_lines, file_diff, preview_lines, readable
+from hermes.core.message_marks import foreign_frame
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,14 @@ def test_readable_text_of_results(result: Any, text: str) -> None:
 def test_preview_of_results(result: Any, lines: list[str]) -> None:
     text = result if isinstance(result, str) else json.dumps(result)
     assert [line.plain for line in preview_lines(text, ": /expand")] == lines
+
+
+def test_data_from_outside_is_shown_without_its_frame() -> None:
+    framed = foreign_frame(json.dumps({"output": "a page\n", "exit_code": 0}), "0123456789abcdef")
+    assert readable(framed) == "a page"
+    assert [line.plain for line in preview_lines(framed)] == ["a page"]
+    cut = foreign_frame("a long text", "0123456789abcdef")[:-30]
+    assert readable(cut).startswith("a long text")
 
 
 def test_diff_is_coloured_and_bounded() -> None:

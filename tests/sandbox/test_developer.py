@@ -31,7 +31,7 @@ SECRETS = (
     ".cargo/credentials.toml", ".cargo/config.toml", ".npmrc", ".netrc", ".ssh/id_ed25519", ".config/gh/hosts.yml",
     ".config/pip/pip.conf", ".pyenv/versions/3.12.0/pip.conf", ".nvm/versions/node/v22.0.0/etc/npmrc",
     ".gitconfig", ".git-credentials", ".local/bin/deploy", ".local/share/uv/credentials/x", ".cargo/git/db/x/config",
-    "go/pkg/mod/cache/vcs/0a/config", ".cache/pip/http-v2/x", ".npm/_cacache/index-v5/x", ".cache/uv/simple-v15/x",
+    "go/pkg/mod/cache/vcs/0a/config", ".cargo/registry/index/i/.git/FETCH_HEAD", ".cache/pip/http-v2/x", ".npm/_cacache/index-v5/x", ".cache/uv/simple-v15/x",
 )  # fmt: skip
 
 

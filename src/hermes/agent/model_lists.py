@@ -97,6 +97,14 @@ class ModelLists:
         window = windows.get(route.model)
         return window if isinstance(window, int) else None
 
+    async def fetched_window(self, route: Route) -> int | None:
+        """As `window`, after a missing or old list was fetched."""
+        if route.window_tokens or not route.base_url or not available(route.api_mode):
+            return route.window_tokens
+        self._next_try[route.base_url] = time.monotonic() + MODEL_LIST_RETRY_S
+        await self._refresh(route)
+        return self.window(route)
+
     async def _refresh(self, route: Route) -> None:
         if self._lists is None:
             self._lists = await self._files.call(self._load)

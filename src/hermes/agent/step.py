@@ -25,7 +25,7 @@ from hermes.core.json_types import JsonObject, Message
 from hermes.core.limits import MESSAGES_AT_ONCE_MAX, PRIMARY_REST_S, REASONING_EXCERPT_CHARS_MAX
 from hermes.core.stream_parts import Assembled
 from hermes.providers.base import Credential, Prompt
-from hermes.providers.registry import available, is_private, prefill_of, window_of
+from hermes.providers.registry import address_of, available, is_private, prefill_of, window_of
 from hermes.runs.commits import Commit
 from hermes.runs.control import Stopped
 from hermes.store.base import Row
@@ -150,8 +150,8 @@ class ModelStep:
         if not available(turn.route.api_mode):
             return Attempt(assembler, FailureFacts("connect", code="local_unavailable"))
         if credential is None and not is_private(turn.route.base_url):
-            message = f"No API key is configured for {turn.route.provider or turn.route.base_url}."
-            return Attempt(assembler, FailureFacts("connect", status=401, message=message))
+            message = f"No API key is configured for {turn.route.provider} at {address_of(turn.route.base_url)}."
+            return Attempt(assembler, FailureFacts("connect", code="no_api_key", message=message))
         provider = turn.provider
         if len(request.messages) <= MESSAGES_AT_ONCE_MAX:
             wire = provider.request(turn.route, credential, request)
@@ -361,18 +361,21 @@ class ModelStep:
         lost_call = kind in ("stream_lost_tool", "stale") and bool(facts.drafting)
         if lost_call and decision.action == "keep_partial":
             self._log.text(self._id, f"\n\n{stalled_warning(facts.drafting)}")
+        message = turn.live.secrets.redact(facts.message)
+        if facts.status is not None:
+            message = f"{address_of(turn.route.base_url)}: {message or facts.status}"
         failure = explain(
             kind,
             turn.route.provider,
             status=facts.status,
-            message=turn.live.secrets.redact(facts.message),
+            message=message,
             has_text=bool(self._text),
             own_limit=turn.own_limit and kind == "truncated_text",
         )
         failure = replace(failure, retry_after_s=facts.retry_after_s)
-        message = attempt.assembler.message()
-        message.tool_calls = []
-        return StepResult(message, self._log.text_of(self._id), failure)
+        partial = attempt.assembler.message()
+        partial.tool_calls = []
+        return StepResult(partial, self._log.text_of(self._id), failure)
 
     # --- the actions --------------------------------------------------------------------------------------------
 

@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 _LEAVE_AGAIN_S = 3.0
 _MODES = {"interrupt": "Enter interrupts", "queue": "Enter queues", "steer": "Enter steers"}
 _MEANT = {
-    "once": "this one time",
-    "session": "this, whenever it comes again in this session",
-    "always": "this, for ever: it is written to the configuration",
-    "deny": "not at all; the agent sees the denial",
+    "once": "allow this call",
+    "session": "allow this whenever it comes again in this session",
+    "always": "allow this from now on; `hermes approvals` lists and removes it",
+    "deny": "deny this call; the agent sees the denial",
 }
 
 
@@ -182,9 +182,9 @@ class Chat:
         return question is not None and await self.talk.control("approve", **_decision(question, choice, comment))
 
     def explain(self, event: JsonObject) -> None:
-        lines = [event["description"], f"It would happen in {self.talk.folder}."]
+        lines = [event["description"], f"Working folder: {self.talk.folder}"]
         lines += [f"{one}: {_MEANT[one]}" for one in event["choices"]]
-        self.screen.note("\n".join([*lines, "no: it is denied, and you say what to do instead"]))
+        self.screen.note("\n".join([*lines, "no: deny this call and say what to do instead"]))
 
     # --- turns ------------------------------------------------------------------------------------------------------
 

@@ -126,6 +126,11 @@ class Conversation:
         choice = self._choice() or models.of_session(self.settings, await self.session())
         return models.primary(self.settings, choice or RouteChoice())
 
+    async def window(self) -> int:
+        """The context window of the next turn's model, in tokens; the list of its provider is waited for."""
+        route = await self.route()
+        return await self.app.services.model_lists.fetched_window(route) or models.window_of(route)
+
     async def model_name(self) -> str:
         """The model of the next turn, as far as this process knows it."""
         if self.remote:
@@ -328,8 +333,8 @@ class Conversation:
         if self.saved and await self.sessions.get_session(session_id):
             await self.sessions.end_session(session_id, "cli_close")
 
-    async def close(self) -> None:
-        """The conversation is over; what was kept long enough is let go of."""
+    async def close(self, *, aloud: bool) -> None:
+        """End the conversation and sweep the store; `aloud`: a failure is reported, as nothing has failed before."""
         if not self.saved:
             return
         try:
@@ -338,7 +343,8 @@ class Conversation:
                 sweep = partial(sweep_if_due, self.app.store.blocking, self.settings, every_s=86_400.0)
                 await self.blocking(sweep)
         except HermesError as error:
-            note(str(error))
+            if aloud:
+                note(str(error))
 
 
 def _is_titled(session: JsonObject, name: str) -> bool:
@@ -417,10 +423,12 @@ async def conversation(
             await talk.resume(args.resume)
         elif args.go_on is not None:
             await talk.resume_newest(args.go_on)
+        failed = True
         try:
             yield talk
+            failed = False
         finally:
-            await talk.close()
+            await talk.close(aloud=not failed)
 
 
 async def _server(args: argparse.Namespace, app: App, *, remote: bool, saved: bool) -> ServerAgent | None:

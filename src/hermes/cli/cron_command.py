@@ -190,7 +190,7 @@ def _create(args: Args, home: Home) -> None:
     from hermes.runs.schedule import next_times, zone_named
 
     fields, now = _fields(args, home), time.time()
-    with service_errors():
+    with service_errors("hermes cron create --help"):
         job = service.new_job(fields, now, fields.get("timezone", config.load(home).timezone), output.secrets(home))
     with opened(home, "make") as db:
         jobs = Jobs(db.engine)

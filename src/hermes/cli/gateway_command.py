@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 import time
+from typing import NoReturn
 
-from hermes.cli import service as _service  # noqa: F401  (declares `install` and `uninstall`)
+from hermes.cli import service  # which declares `install` and `uninstall`, too
 from hermes.cli.command import Argument, command, flag
 from hermes.cli.output import note, tell
 from hermes.core.errors import HermesError
@@ -241,8 +242,18 @@ def _is_free(home: Home, seconds: float) -> bool:
     return True
 
 
-@command("gateway restart", help="stop the server and run it here with the same arguments")
+@command("gateway restart", help="restart the installed service, or stop the server and run it here as before")
 def _restart(args: argparse.Namespace, home: Home) -> int:
+    installed = service.of(home)
+    if not installed.is_running():
+        _stop_and_run(home)
+    installed.restart(_patience(home))
+    tell(args, {"restarted": True, "file": str(installed.file)}, f"{installed.manager} has restarted the server.")
+    return 0
+
+
+def _stop_and_run(home: Home) -> NoReturn:
+    """Run the server in the place of this command, with the arguments of the one before."""
     state = status.read_state(home)
     if is_served(home):
         _end(home, _patience(home))

@@ -62,7 +62,7 @@ async def _run(args: argparse.Namespace, home: Home, usage: Usage) -> int:
     if result["error"] and not _is_streamed(args):
         note(result["error"])
     if talk.unapproved and not args.quiet:
-        note("a call needed approval, and nobody is asked here. Try: hermes chat, or --yolo to allow everything")
+        note('a call needed approval, and -z asks nobody. Try: hermes "…" at a terminal, or --yolo to allow everything')
     return code
 
 

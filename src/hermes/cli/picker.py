@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
+
+from hermes.cli.output import near
 
 _ROWS = 10
 
@@ -15,6 +17,10 @@ def matching(names: Iterable[str], text: str) -> list[str]:
     wanted = text.casefold().split()
     found = [name for name in names if all(word in name.casefold() for word in wanted)]
     return sorted(found, key=lambda name: not name.casefold().startswith(text.strip().casefold()))
+
+
+def not_listed(name: str, names: Collection[str]) -> str:
+    return f"{name} is not among the {len(names)} models that are listed.{near(name, names)}"
 
 
 class Picking(NamedTuple):
@@ -36,7 +42,8 @@ def can_pick() -> bool:
 
 
 def pick(question: str, names: Mapping[str, str], default: str) -> str:
-    """The name that is chosen, or another that was typed and matches none. Enter alone takes the default. It blocks."""
+    """The name that is chosen, or another that was typed, matches none and was confirmed by a second Enter. Enter alone
+    takes the default. It blocks, and raises EOFError at Ctrl-D."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.filters import Always
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -45,23 +52,33 @@ def pick(question: str, names: Mapping[str, str], default: str) -> str:
     from hermes.cli.prompt_line import NameCompleter
 
     keys = KeyBindings()
+    unlisted = ""
 
     @keys.add("enter")
     def _(event: KeyPressEvent) -> None:
+        nonlocal unlisted
         buffer = event.current_buffer
         state = buffer.complete_state
         text = buffer.text.strip()
         if text and not (state and state.current_completion) and text not in names:
-            found = matching(names, text)
-            buffer.text = found[0] if found else text
+            match = next(iter(matching(names, text)), "")
+            if not match and text != unlisted:
+                unlisted = text
+                return
+            buffer.text = match or text
         buffer.validate_and_handle()
+
+    def hint() -> str:
+        if unlisted and session.default_buffer.text.strip() == unlisted:
+            return f" {not_listed(unlisted, names)} Enter uses it anyway"
+        return " Type to search · ↑ ↓ choose · Enter takes the first match"
 
     session: PromptSession[str] = PromptSession(
         completer=NameCompleter(names),
         complete_while_typing=True,
         reserve_space_for_menu=_ROWS,
         key_bindings=keys,
-        bottom_toolbar=" Type to search · ↑ ↓ choose · Enter takes the first match",
+        bottom_toolbar=hint,
         output=create_output(sys.stderr),
         color_depth=ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else None,
     )

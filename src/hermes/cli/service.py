@@ -34,6 +34,9 @@ class Service:
     file: Path
     start: list[list[str]]
     stop: list[list[str]]
+    # Succeeds while the service runs.
+    check: list[str]
+    again: list[str]
 
     def __init__(self, home: Home) -> None:
         self.home = home
@@ -52,6 +55,16 @@ class Service:
             self.file.unlink(missing_ok=True)
             raise NoServiceManager(f"{self.manager} did not start the server: {problem}", hint="hermes gateway run")
 
+    def is_running(self) -> bool:
+        return self.file.exists() and not _run_all([self.check])
+
+    def restart(self, seconds: float) -> None:
+        """Restart the service; `seconds` is how long the server may take to end."""
+        if problem := _run_all([self.again], seconds + _MANAGER_S_MAX):
+            raise NoServiceManager(
+                f"{self.manager} did not restart the server: {problem}", hint="hermes gateway status"
+            )
+
     def uninstall(self) -> None:
         if problem := _run_all(self.stop):
             note(f"{self.manager}: {problem}")
@@ -67,6 +80,8 @@ class SystemdUnit(Service):
         self.file = Path(base).expanduser() / "systemd" / "user" / f"{self.name}.service"
         self.start = [[*_USER, "daemon-reload"], [*_USER, "enable", "--now", self.file.name]]
         self.stop = [[*_USER, "disable", "--now", self.file.name]]
+        self.check = [*_USER, "is-active", "--quiet", self.file.name]
+        self.again = [*_USER, "restart", self.file.name]
 
     def text(self, stop_s: float) -> str:
         # Variables are expanded in commands alone.
@@ -107,6 +122,8 @@ class LaunchAgent(Service):
         domain = f"gui/{os.getuid()}"
         self.start = [["launchctl", "bootstrap", domain, str(self.file)]]
         self.stop = [["launchctl", "bootout", f"{domain}/{label}"]]
+        self.check = ["launchctl", "print", f"{domain}/{label}"]
+        self.again = ["launchctl", "kickstart", "-k", f"{domain}/{label}"]
 
     def text(self, stop_s: float) -> str:
         import plistlib
@@ -133,11 +150,11 @@ def of(home: Home) -> Service:
     return LaunchAgent(home) if sys.platform == "darwin" else SystemdUnit(home)
 
 
-def _run_all(commands: list[list[str]]) -> str:
+def _run_all(commands: list[list[str]], seconds: float = _MANAGER_S_MAX) -> str:
     """Empty if all succeed; else what the first that fails says."""
     from hermes.sandbox.base import failure_message
 
-    return next((problem for argv in commands if (problem := failure_message(argv, os.environ, _MANAGER_S_MAX))), "")
+    return next((problem for argv in commands if (problem := failure_message(argv, os.environ, seconds))), "")
 
 
 def _systemd_word(text: str) -> str:

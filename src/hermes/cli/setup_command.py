@@ -9,10 +9,12 @@ import getpass
 import os
 import re
 import secrets
+import shutil
 import sys
 import tempfile
 from argparse import SUPPRESS
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from hermes.cli import model_command as models
@@ -67,7 +69,7 @@ def setup(args: Args, home: Home) -> int:
     if chosen.failure is not None:
         note(f"hermes: {chosen.failure.message}", f"Try: {chosen.failure.hint}")
         return chosen.failure.exit_code
-    note("Try: hermes chat")
+    note(chosen.next_step())
     return 0
 
 
@@ -77,6 +79,12 @@ def _read_line(question: str) -> str:
     if not line:
         raise EOFError
     return line
+
+
+def _wrapped(*lines: str) -> Iterator[str]:
+    columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
+    for line in lines:
+        yield from wrap(line, columns - 1, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 class EndOfInput(UsageError):
@@ -150,6 +158,13 @@ class _Setup:
             self.failure = failure if answer in _NO else None
         return answer in _YES or answer in _NO
 
+    def next_step(self) -> str:
+        from hermes.services.models import configured_route, problem_of
+
+        with self.drafted() as settings:
+            problem = problem_of(settings, configured_route(settings)[0], self.home)
+        return "No model is configured yet. Try: hermes setup model" if problem else "Try: hermes chat"
+
     def write(self) -> None:
         file = self.home.config_file
         if self.args.reset and file.exists():
@@ -216,7 +231,7 @@ def _offer(setup: _Setup) -> tuple[str, str]:
         *([f"{name} [MODEL]", "a key is there" if keys[name] else "needs a key"] for name in vendors),
         ["n", "leave the model as it is"],
     ]
-    note("Models that can be asked:", *(f"  {line}" for line in columns(rows, 1, None)))
+    note("Models that can be asked:", *_wrapped(*(f"  {line}" for line in columns(rows, 1, None))))
     current = setup.settings.model.default or setup.settings.model.provider
     keyed = next((name for name in vendors if keys[name]), "local")
     default = "keep" if current else keyed if status["problem"] else "local"
@@ -264,7 +279,7 @@ def _install_embedded(setup: _Setup, changes: JsonObject) -> None:
 
 def _model_of(setup: _Setup, changes: JsonObject, model: str) -> JsonObject:
     """The model of a route, and its key where that is asked for: what the provider lists is checked before anything else."""
-    from hermes.cli.picker import can_pick, pick
+    from hermes.cli.picker import can_pick, not_listed, pick
     from hermes.services.model_setup import likely_model
 
     more: JsonObject = {}
@@ -281,14 +296,13 @@ def _model_of(setup: _Setup, changes: JsonObject, model: str) -> JsonObject:
             raise
     names: list[str] = listed["models"]
     if model and names and model not in names:
-        near = difflib.get_close_matches(model, names, n=3)
-        mean = f" Did you mean {', '.join(near)}?" if near else ""
-        note(f"{model} is not among the {len(names)} models that are listed.{mean}")
+        note(not_listed(model, names))
     if not model and not names:
         raise NoModel("It lists no models.", hint="the same with a model's name")
     if not model and len(names) > 1 and not setup.args.non_interactive and can_pick():
         windows = {name: f"{window:,} tokens" if (window := listed["windows"].get(name)) else "" for name in names}
-        model = pick(f"Which of {len(names)} models", windows, likely_model(names))
+        question, likely = f"Which of {len(names)} models", likely_model(names)
+        model = setup.ask(question, likely, lambda _: pick(question, windows, likely))
     return {**more, "model.default": model or likely_model(names)}
 
 
@@ -311,7 +325,7 @@ def _tools(setup: _Setup) -> None:
     from hermes.tools.framework.toolsets import DEFAULTS, builtin
 
     missing = [f"  {tool.name}: {why}" for tool in builtin().all() if (why := tool.available(setup.settings))]
-    note(f"Toolsets: {', '.join(DEFAULTS)}", *missing)
+    note(*_wrapped(f"Toolsets: {', '.join(DEFAULTS)}", *missing))
     current = setup.settings.agent.disabled_toolsets
 
     def ask_once() -> None:

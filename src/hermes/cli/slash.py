@@ -36,8 +36,9 @@ async def run(chat: Chat, text: str) -> None:
         ]
         chat.queue(content, text)
     else:
+        mean = near(f"/{name}", [f"/{one}" for one in (*COMMANDS, *skills)])
         hint = "/help, or a space before it, to send it as it is"
-        raise UsageError(f"There is no command /{one_line(name)}.{near(name, [*COMMANDS, *skills])}", hint=hint)
+        raise UsageError(f"There is no command /{one_line(name)}.{mean}", hint=hint)
 
 
 def names(chat: Chat) -> dict[str, str]:
@@ -50,7 +51,8 @@ def _skills(chat: Chat) -> dict[str, str]:
     return {skill.name: skill.description for skill in skills if skill.name not in COMMANDS}
 
 
-_ABOUT_CHARS_MIN = 20
+# Descriptions take at least this share of the width; longer names have a line of their own.
+_ABOUT_SHARE_MIN = 0.55
 _KEYS = (
     ("Enter", "send; while the agent works, what the line below says"),
     ("Alt-Enter, Ctrl-J, or \\ at the end", "another line"),
@@ -87,11 +89,16 @@ async def _help(chat: Chat, rest: str) -> None:
 
 def _wrapped(rows: list[list[str]]) -> Iterator[str]:
     """Names, and beside each what it does in as many lines as that takes."""
-    names = max(len(name) for name, _ in rows) + 2
+    columns = max(40, width() or 1_000)
+    longest = max(len(name) for name, _ in rows) + 2
+    indent = min(longest, int(columns * (1 - _ABOUT_SHARE_MIN)))
     for name, about in rows:
-        first, *rest = wrap(about, max(_ABOUT_CHARS_MIN, (width() or 1_000) - names)) or [""]
-        yield f"{name:{names}}{first}".rstrip()
-        yield from (" " * names + line for line in rest)
+        lines = wrap(about, columns - indent) or [""]
+        if len(name) < indent:
+            yield f"{name:{indent}}{lines.pop(0)}".rstrip()
+        else:
+            yield name
+        yield from (" " * indent + line for line in lines)
 
 
 @slash("clear", "", "clear the screen; the conversation stays")

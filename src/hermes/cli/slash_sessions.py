@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.cli.command import folder
 from hermes.cli.output import UsageError
 from hermes.cli.session_format import session_lines
-from hermes.cli.slash_table import printed, require, run_command, slash
+from hermes.cli.slash_table import printed, require, run_command, slash, split_words
 from hermes.core.formatting import counted, one_line, width
 from hermes.core.json_types import JsonObject
 from hermes.services.session_markdown import text_of
@@ -105,10 +105,12 @@ async def messages_of(chat: Chat) -> list[JsonObject]:
 
 @slash("save", "PATH [--force]", "write the conversation to a file; --force replaces one", "stored")
 async def _save(chat: Chat, rest: str) -> None:
-    path = rest.removesuffix("--force").strip()
+    path = rest.removeprefix("--force ").removesuffix("--force").strip()
+    force = ["--force"] if path != rest else []
+    if path[:1] in ('"', "'"):  # without quotes spaces belong to the name
+        path = " ".join(split_words(path))
     if not path:
         raise UsageError("/save needs a path.", hint="/save conversation.md")
-    force = ["--force"] if path != rest else []
     await run_command(chat, "sessions", "export", chat.talk.session_id, "--format", "md", "-o", folder(path), *force)
 
 

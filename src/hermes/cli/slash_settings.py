@@ -18,7 +18,6 @@ from hermes.settings.schema_types import EFFORTS
 
 if TYPE_CHECKING:
     from hermes.cli.chat_loop import Chat
-    from hermes.services.models import Route
 
 
 _FORCE = "--force"
@@ -80,12 +79,10 @@ async def _set_model(chat: Chat, name: str | None, provider: str | None, *, for_
             model_setup.write(talk.home, model_setup.changes_of(talk.settings, configured))
             chat.screen.note(f"model.default is written to {talk.home.config_file}.")
     chat.route = await talk.model_name()
-    window = "" if talk.remote else f", window {window_of(await talk.route()):,} tokens"
+    if isinstance(chat.screen, Screen):
+        chat.screen.model = ""
+    window = "" if talk.remote else f", window {await talk.window():,} tokens"
     chat.screen.note(f"Model: {chat.route or 'that of the server'}{window}.")
-
-
-def window_of(route: Route) -> int:
-    return int(route.window_tokens or models.capabilities_of(route).window)
 
 
 @slash("reasoning", f"[effort|show|hide] [{GLOBAL}]", "reasoning effort, and whether reasoning is shown")

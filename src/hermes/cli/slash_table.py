@@ -73,9 +73,16 @@ def require(chat: Chat, need: Need) -> None:
         raise UsageError("A turn is under way.", hint="/stop")
 
 
+def split_words(rest: str) -> list[str]:
+    try:
+        return shlex.split(rest)
+    except ValueError:
+        raise UsageError("A quote is not closed.", hint="the same with both quotes") from None
+
+
 def split_args(rest: str) -> tuple[list[str], bool]:
     """The arguments of a command, and whether they are meant for every conversation."""
-    args = shlex.split(rest)
+    args = split_words(rest)
     return [arg for arg in args if arg != GLOBAL], GLOBAL in args
 
 

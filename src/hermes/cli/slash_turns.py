@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
 from functools import partial
 from typing import TYPE_CHECKING
 
 from hermes.cli.output import UsageError
 from hermes.cli.slash_sessions import messages_of
-from hermes.cli.slash_settings import window_of
-from hermes.cli.slash_table import run_command, slash
+from hermes.cli.slash_table import run_command, slash, split_words
 from hermes.core.formatting import columns, width
 from hermes.core.json_types import JsonObject
 from hermes.core.processes import is_alive
@@ -56,7 +54,7 @@ async def _status(chat: Chat, rest: str) -> None:
     session, used = await talk.session(), talk.result["input_tokens"] if talk.result else 0
     facts = {"model": await talk.model_name() or "that of the server"}
     if not talk.remote:
-        facts["window"] = f"{used:,} of {window_of(await talk.route()):,} tokens used by the last turn"
+        facts["window"] = f"{used:,} of {await talk.window():,} tokens used by the last turn"
         backend = await talk.blocking(partial(choose_backend, talk.settings))
         facts["sandbox"] = f"{backend.name}{'' if backend.isolated or backend.reason else ', not isolated'}"
         facts["folder"] = talk.folder
@@ -145,7 +143,7 @@ def _object(text: str) -> JsonObject:
 
 @slash("cron", "", "list scheduled jobs")
 async def _cron(chat: Chat, rest: str) -> None:
-    await run_command(chat, "cron", *(shlex.split(rest) or ["list"]))
+    await run_command(chat, "cron", *(split_words(rest) or ["list"]))
 
 
 @slash("expand", "", "show the whole output of the last tool")

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from hermes.core.formatting import printable, without_colours
 from hermes.core.json_types import JsonObject
+from hermes.core.message_marks import without_foreign_frame
 
 DIFF_LINES_SHOWN = 24
 _PREVIEW_LINES = 3
@@ -23,6 +24,7 @@ _USUAL: JsonObject = {"exit_code": 0, "status": "ok", "matched_by": "exact", "tr
 
 
 def parsed(result: str) -> Any:
+    result = without_foreign_frame(result)
     try:
         return json.loads(result)
     except ValueError:

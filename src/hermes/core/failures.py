@@ -148,6 +148,7 @@ _BY_CODE: dict[str, Kind] = {
     "billing_error": "billing",
     "billing_hard_limit_reached": "billing",
     "invalid_api_key": "auth",
+    "no_api_key": "auth",
     "authentication_error": "auth",
     "permission_error": "forbidden",
     "model_not_found": "model_not_found",
@@ -431,9 +432,7 @@ KINDS: dict[Kind, FailureKind] = {
     "server_error": FailureKind("provider_unavailable", True, "The model provider had an internal error."),
     "rate_limit": FailureKind("provider_rate_limited", True, "The model provider's rate limit is reached."),
     "billing": FailureKind("provider_quota_exceeded", False, "The model provider's quota or credit is used up."),
-    "auth": FailureKind(
-        "provider_auth_failed", False, "The model provider refused the API key; check the configured key."
-    ),
+    "auth": FailureKind("provider_auth_failed", False, "The API key for the model provider is missing or was refused."),
     "forbidden": FailureKind("provider_rejected_request", False, "The model provider does not allow this request."),
     "model_not_found": FailureKind("provider_model_not_found", False, "The model provider does not know this model."),
     "context_overflow": FailureKind("context_length_exceeded", False, "The conversation is too long for the model."),

@@ -269,7 +269,7 @@ def open_profile(root: Path, name: str, *, where: str = "", hint: str = "hermes 
 def check_name(name: str, *, where: str = "") -> None:
     if not _NAME.fullmatch(name):
         raise ProfileError(
-            f"{name[:80]!r} is not a profile name: 1 to 64 small letters, digits, '_' and '-', the first no sign.",
+            f"{name[:80]!r} is not a profile name: 1 to 64 small letters, digits, '_' and '-', starting with a letter or digit.",
             where=where,
             hint="hermes profile list",
         )

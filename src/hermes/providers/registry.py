@@ -92,10 +92,14 @@ def api_mode_for(provider_id: str, base_url: str = "", explicit: str | None = No
     return known.api_mode if known and known.api_mode in _MODES_OF_ANY_ADDRESS else DEFAULT_API_MODE
 
 
+# Names that only a local network or this machine knows; a name without a dot is one too.
+_PRIVATE_NAMES = (".localhost", ".local", ".internal", ".lan", ".home.arpa")
+
+
 @lru_cache(maxsize=1024)
 def is_private(base_url: str) -> bool:
     host, _ = _host_and_path(base_url)
-    if host == "localhost" or host.endswith(".localhost"):
+    if host.endswith(_PRIVATE_NAMES) or (host and not {".", ":"} & set(host)):
         return True
     try:
         address = ip_address(host.partition("%")[0])
@@ -104,6 +108,11 @@ def is_private(base_url: str) -> bool:
     if isinstance(address, IPv6Address) and address.ipv4_mapped:
         address = address.ipv4_mapped
     return address.is_loopback or address.is_private or address.is_link_local
+
+
+def address_of(base_url: str) -> str:
+    """Host and port of a URL, without user name and password."""
+    return urlsplit(base_url).netloc.rpartition("@")[2]
 
 
 @lru_cache(maxsize=1024)

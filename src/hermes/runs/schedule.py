@@ -24,8 +24,8 @@ _YEAR_MIN, _YEAR_MAX = 1971, 2999
 class BadSchedule(ValueError):
     """An invalid schedule, or one that is never due; the message ends with the accepted forms."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason} {GRAMMAR}")
+    def __init__(self, reason: str, forms: str = GRAMMAR) -> None:
+        super().__init__(f"{reason} {forms}")
 
 
 def zone_named(name: str) -> tzinfo:
@@ -40,7 +40,7 @@ def zone_named(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
-        raise BadSchedule(f"There is no time zone {name!r}.") from None
+        raise BadSchedule(f"There is no time zone {name!r}.", "Zones are named as Europe/Berlin or UTC.") from None
 
 
 def parse(text: str, now: float, zone: tzinfo) -> JsonObject:

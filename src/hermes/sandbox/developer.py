@@ -25,8 +25,11 @@ TOOLCHAINS = (
 # keep the answers of private indexes there. Not `.cargo/git`: its repositories may name addresses with passwords.
 CACHES = (".cargo/registry/cache", ".cargo/registry/index", ".cargo/registry/src", ".cache/uv/archive-v0", "go/pkg/mod")
 _GO_PACKAGES = "go/pkg/mod/cache/download"
-# Repositories that Go has cloned, whose settings may hold an address with a password.
-_NOT_IN_CACHES = ("go/pkg/mod/cache/vcs",)
+# Repositories that Go and Cargo have cloned, where the address may hold a password.
+_NOT_IN_CACHES = (
+    "go/pkg/mod/cache/vcs",
+    *(f".cargo/registry/index/*/.git/{name}" for name in ("FETCH_HEAD", "logs")),
+)
 # Within these: settings of package managers for a whole installation, which may name an index with its password.
 _WITHIN = ("pip.conf", "etc/pip.conf", "etc/npmrc", "lib/node_modules/npm/npmrc", ".netrc", ".npmrc", ".pypirc")
 _INSTALLATIONS = (".pyenv/versions/*", ".nvm/versions/*/*", ".local/share/uv/python/*", ".rustup/toolchains/*")
@@ -65,17 +68,11 @@ def _belongs_to_user(path: str) -> bool:
 def hidden_settings(user_home: Path) -> Iterator[str]:
     """Files within toolchains that commands do not see, by their real paths."""
     home = os.path.realpath(user_home)
-    for name in _NOT_IN_CACHES:
-        if os.path.lexists(path := os.path.join(home, name)):
+    patterns = (*_NOT_IN_CACHES, *(f"{folder}/{name}" for folder in _INSTALLATIONS for name in _WITHIN))
+    for pattern in patterns:
+        for path in glob.iglob(os.path.join(glob.escape(home), pattern)):
             yield path
             yield os.path.realpath(path)
-    for pattern in _INSTALLATIONS:
-        for folder in glob.iglob(os.path.join(glob.escape(home), pattern)):
-            for name in _WITHIN:
-                path = os.path.join(folder, name)
-                if os.path.lexists(path):
-                    yield path
-                    yield os.path.realpath(path)
 
 
 def variables(user_home: Path, shown: Sequence[Path]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Exports of other chat programs (ChatGPT, Claude, Open WebUI) as session documents. Nothing in them is trusted.
 
-Of each conversation the branch shown last is imported, as the texts of user and assistant, without tool calls and
-pictures. Session ids are derived from the export's, so that a conversation is not imported twice.
+Of each conversation the branch shown last is imported, as the texts of user and assistant, without reasoning, tool calls
+and pictures. Session ids are derived from the export's, so that a conversation is not imported twice.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ _ROLES = {"user": "user", "human": "user", "assistant": "assistant"}
 # Other content types of ChatGPT are reasoning, account settings and tools.
 _TEXT_TYPES = ("text", "multimodal_text")
 _SECONDS_MAX = 1e11
+# How ChatGPT writes references to its search results.
+_CITATION = re.compile("\ue200[^\ue200\ue201]{0,2000}\ue201")
+# How Open WebUI writes what is beside the answer.
+_DETAILS = re.compile(r'<details type="(?:reasoning|tool_calls|code_interpreter)"')
+_DETAILS_END = "</details>"
 
 
 class BadExport(Exception):
@@ -108,9 +113,10 @@ def _chatgpt(entry: JsonMapping) -> JsonObject:
         message = one.get("message") or {}
         content = message.get("content") or {}
         hidden = (message.get("metadata") or {}).get("is_visually_hidden_from_conversation")
-        if content.get("content_type") in _TEXT_TYPES and not hidden:
-            parts = content.get("parts") or ()
-            text = "\n\n".join(part if isinstance(part, str) else "[image]" for part in parts if part)
+        # What is addressed to somebody else is a tool call.
+        is_shown = message.get("recipient") in (None, "all") and not hidden
+        if content.get("content_type") in _TEXT_TYPES and is_shown:
+            text = "\n\n".join(filter(None, map(_chatgpt_text, content.get("parts") or ())))
             messages.append(((message.get("author") or {}).get("role"), text, message.get("create_time")))
     return {
         "id": entry.get("conversation_id") or entry.get("id"),
@@ -121,11 +127,22 @@ def _chatgpt(entry: JsonMapping) -> JsonObject:
     }
 
 
+def _chatgpt_text(part: Any) -> str:
+    """A part of a message; of speech what was said, without the sound."""
+    if isinstance(part, str):
+        return _CITATION.sub("", part)
+    if part.get("content_type") == "image_asset_pointer" or "content_type" not in part:
+        return "[image]"
+    return str(part.get("text") or "")
+
+
 def _claude(entry: JsonMapping) -> JsonObject:
     messages = []
     for message in entry["chat_messages"]:
         blocks = message.get("content") or ()
-        texts = [block.get("text") for block in blocks if block.get("type") == "text"] or [message.get("text")]
+        texts = (
+            [block.get("text") for block in blocks if block.get("type") == "text"] if blocks else [message.get("text")]
+        )
         for attachment in message.get("attachments") or ():
             name, content = attachment.get("file_name") or "file", attachment.get("extracted_content")
             texts.append(f"File {name}:\n{content}" if content else f"[file {name}]")
@@ -140,7 +157,7 @@ def _open_webui(entry: JsonMapping) -> JsonObject:
     history = chat.get("history") or {}
     nodes = history.get("messages") or {}
     branch = _branch(nodes, history.get("currentId"), "parentId") if nodes else chat["messages"]
-    messages = [(one.get("role"), _text(one.get("content")), one.get("timestamp")) for one in branch]
+    messages = [(one.get("role"), _without_details(_text(one.get("content"))), one.get("timestamp")) for one in branch]
     return {
         "id": entry.get("id") or chat.get("id"),
         "title": entry.get("title") or chat.get("title"),
@@ -174,6 +191,14 @@ def _text(content: object) -> str:
         return content
     parts = content if isinstance(content, list) else []
     return "\n\n".join(str(part.get("text") or "") if part.get("type") == "text" else "[image]" for part in parts)
+
+
+def _without_details(text: str) -> str:
+    shown, at = [], 0
+    while (match := _DETAILS.search(text, at)) and (end := text.find(_DETAILS_END, match.end())) >= 0:
+        shown.append(text[at : match.start()])
+        at = end + len(_DETAILS_END)
+    return "".join([*shown, text[at:]]).strip()
 
 
 # --- a session of it -------------------------------------------------------------------------------------------------

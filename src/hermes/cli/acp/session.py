@@ -22,7 +22,6 @@ from hermes.cli.chat_loop import Chat
 from hermes.cli.conversation import Conversation
 from hermes.cli.line_output import Lines
 from hermes.cli.model_command import cached_lists
-from hermes.cli.slash_settings import window_of
 from hermes.cli.slash_table import COMMANDS
 from hermes.core.errors import HermesError
 from hermes.core.json_types import JsonObject
@@ -164,7 +163,8 @@ class EditorSession:
         cancels = self._cancels
         async with self._prompting:  # one after the other
             if not self.talk.remote:
-                self._window_tokens = window_of(await self.talk.route())
+                route = await self.talk.route()
+                self._window_tokens = self.talk.app.services.model_lists.window(route) or models.window_of(route)
             if self._cancels == cancels:
                 self.screen.problems.clear()
                 self.screen.begin()
@@ -230,7 +230,7 @@ class EditorSession:
         for task in self._questions.values():
             task.cancel()
         await self.chat.close()
-        await self.talk.close()
+        await self.talk.close(aloud=True)
         self.talk.app.services.mcp.take_away(self.talk.session_id)
         outside = self.talk.app.services.outside
         outside.editors.pop(self.talk.session_id, None)
