@@ -1,4 +1,4 @@
-"""Fixtures of the agent's tests: a provider, a house, and retries that do not wait."""
+"""Fixtures of the agent's tests: a provider, a harness, and retries without delays."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hermes.core.home import Home
 from hermes.store.sessions import SessionDB
 from support.model_server import ModelServer
 
-from .house import House, product_tasks
+from .harness import Harness, product_tasks
 
-MakeHouse = Callable[..., House]
+MakeHarness = Callable[..., Harness]
 
 
 @pytest.fixture
@@ -34,17 +34,17 @@ async def other() -> AsyncIterator[ModelServer]:
 
 
 @pytest.fixture
-async def make_house(home_folder: Path) -> AsyncIterator[MakeHouse]:
-    """Houses with the settings a test wants; nothing of theirs outlives the test."""
-    made: list[House] = []
+async def make_harness(home_folder: Path) -> AsyncIterator[MakeHarness]:
+    """Creates harnesses with the given settings; they are closed after the test."""
+    made: list[Harness] = []
 
-    def make(settings: dict[str, Any] | None = None) -> House:
-        made.append(House(Home(home_folder), settings or {}))
+    def make(settings: dict[str, Any] | None = None) -> Harness:
+        made.append(Harness(Home(home_folder), settings or {}))
         return made[-1]
 
     yield make
-    for house in made:
-        await house.close()
+    for harness in made:
+        await harness.close()
     assert product_tasks() == []
 
 
@@ -57,8 +57,8 @@ def database() -> Iterator[SessionDB]:
 
 
 @pytest.fixture
-async def house(make_house: MakeHouse) -> House:
-    return make_house()
+async def harness(make_harness: MakeHarness) -> Harness:
+    return make_harness()
 
 
 @pytest.fixture(autouse=True)
@@ -74,5 +74,5 @@ def _tls_context(**_: Any) -> ssl.SSLContext:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries wait next to nothing."""
+    """Retries wait 10 ms at most."""
     monkeypatch.setattr(decisions, "RETRY_WAIT_S_MAX", 0.01)

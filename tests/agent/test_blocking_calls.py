@@ -12,7 +12,7 @@ import pytest
 from run_agent import AIAgent
 from support.model_server import Call, ModelServer, Reply
 
-from .house import KEY, cut_after, in_thread, scripted
+from .harness import KEY, cut_after, in_thread, scripted
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 

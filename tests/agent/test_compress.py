@@ -30,7 +30,7 @@ def user(text: str = "ask") -> Message:
     return {"role": "user", "content": text}
 
 
-def said(text: str = "answer") -> Message:
+def assistant_message(text: str = "answer") -> Message:
     return {"role": "assistant", "content": text}
 
 
@@ -55,7 +55,7 @@ def conversations(draw: st.DrawFn) -> list[Message]:
             number += len(ids)
             messages.append(calls(*ids))
             messages += [result(i, "r" * draw(st.integers(0, 900))) for i in ids]
-        messages.append(said("a" * draw(st.integers(1, 300))))
+        messages.append(assistant_message("a" * draw(st.integers(1, 300))))
     return messages[: draw(st.sampled_from([len(messages), len(messages) - 1]))] or [user()]
 
 
@@ -170,12 +170,12 @@ def test_plan_protects_first_messages(messages: list[Message], budget: Budget) -
 
 
 def test_plan_protect_first_can_be_overridden() -> None:
-    messages = [user(), said(), user(), said("x" * 9000), user(), said(), user()]
+    messages = [user(), assistant_message(), user(), assistant_message("x" * 9000), user(), assistant_message(), user()]
     assert len(plan(messages, Budget(1000, 100), protect_first=1).head) == 1
     assert plan(messages, Budget(1000, 100), protect_first=0).head == []
 
 
-@pytest.mark.parametrize("messages", [[], [user()], [said()], [result("c1")]])
+@pytest.mark.parametrize("messages", [[], [user()], [assistant_message()], [result("c1")]])
 def test_small_conversation_has_no_middle(messages: list[Message]) -> None:
     made = plan(messages, Budget(4096, 512))
     assert made.middle == [] and made.head + made.tail == messages
@@ -197,7 +197,7 @@ def test_prune_replaces_results_by_one_line() -> None:
 
 
 def test_prune_only_shortens_results() -> None:
-    messages = [user(LONG), calls("c1", arguments=LONG), result("c1", "short"), said(LONG)]
+    messages = [user(LONG), calls("c1", arguments=LONG), result("c1", "short"), assistant_message(LONG)]
     assert prune(messages) == messages
 
 
@@ -226,7 +226,9 @@ def test_prune_keeps_message_order(messages: list[Message]) -> None:
 
 
 def test_extract_has_user_messages_and_first_lines() -> None:
-    text = extract([user("Do\nthis"), calls("c1"), result("c1", LONG), said("Done.\nDetails"), user("Thanks")], 1000)
+    text = extract(
+        [user("Do\nthis"), calls("c1"), result("c1", LONG), assistant_message("Done.\nDetails"), user("Thanks")], 1000
+    )
     assert text.splitlines() == ["User: Do this", "You: Done.", "User: Thanks"]
 
 
@@ -254,13 +256,13 @@ def test_transcript_names_roles_and_calls() -> None:
 
 
 def test_transcript_shortens_long_messages_only() -> None:
-    text = transcript([user("Do this"), calls("c1"), result("c1", LONG), said("Done.")], 2_000)
+    text = transcript([user("Do this"), calls("c1"), result("c1", LONG), assistant_message("Done.")], 2_000)
     assert "Do this" in text and "Done." in text and "[…]" in text
 
 
 @pytest.mark.parametrize(("count", "chars"), [(2, 9_000), (20, 600), (200, 400)])
 def test_transcript_is_bounded(count: int, chars: int) -> None:
-    assert len(transcript([user("x" * chars), said("y" * chars)] * count, 5_000)) <= 5_000
+    assert len(transcript([user("x" * chars), assistant_message("y" * chars)] * count, 5_000)) <= 5_000
 
 
 # ---- putting it together again
@@ -285,14 +287,18 @@ def test_compaction_keeps_head_and_tail_unchanged(messages: list[Message], budge
 
 
 def test_compaction_summary_is_marked_and_followed_by_todo_list() -> None:
-    made = Plan([user(), said()], [user(), said()], [user("now")])
+    made = Plan([user(), assistant_message()], [user(), assistant_message()], [user("now")])
     note = next(m for m in joined(made, "what was", "1. do it") if SUMMARY_MARK in m["content"])
     assert note["content"].index("what was") < note["content"].index("1. do it")
     assert "todo" not in str(joined(made, "what was", None))
 
 
 def test_compaction_has_no_consecutive_assistant_messages() -> None:
-    for head in ([], [user()], [user(), said()], [user(), calls("c1"), result("c1")]):
-        for tail in ([user("now")], [said("then"), user("now")], [calls("c2"), result("c2"), said()]):
+    for head in ([], [user()], [user(), assistant_message()], [user(), calls("c1"), result("c1")]):
+        for tail in (
+            [user("now")],
+            [assistant_message("then"), user("now")],
+            [calls("c2"), result("c2"), assistant_message()],
+        ):
             roles = [m["role"] for m in joined(Plan(head, [user()], tail), "what was", None)]
             assert all(a != b or a == "tool" for a, b in pairwise(roles)), roles

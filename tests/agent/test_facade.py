@@ -25,7 +25,7 @@ from hermes.tools.framework.registry import Registry
 from run_agent import AIAgent
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
-from .house import KEY, MODES, PROTOCOLS, QUIET, Json, check_laws, in_thread, nothing_left, sent, tool
+from .harness import KEY, MODES, PROTOCOLS, QUIET, Json, check_laws, in_thread, nothing_left, sent, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 T = TypeVar("T")

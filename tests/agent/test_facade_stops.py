@@ -25,7 +25,7 @@ from run_agent import AIAgent
 from support.model_server import Call, ModelServer, Reply, Request
 from support.server_thread import serving
 
-from .house import KEY, QUIET, Json, check_laws, in_thread, nothing_left
+from .harness import KEY, QUIET, Json, check_laws, in_thread, nothing_left
 
 T = TypeVar("T")
 SESSION = "the-session"

@@ -13,7 +13,7 @@ import pytest
 from hermes.guards.secrets import MARK
 from support.model_server import Call, ModelServer, Protocol, Reply
 
-from .house import KEY, PROTOCOLS, House, Json, Ran, Running, tool
+from .harness import KEY, PROTOCOLS, CompletedRun, Harness, Json, Running, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 
@@ -36,9 +36,9 @@ class Talking:
 
 
 @pytest.fixture
-def talking(house: House, server: ModelServer) -> Iterator[Talking]:
+def talking(harness: Harness, server: ModelServer) -> Iterator[Talking]:
     made = Talking()
-    house.offer(tool("talk", made.run))
+    harness.offer(tool("talk", made.run))
     server.script = [Reply(tool_calls=[Call("talk")]), Reply(text="Done.")]
     yield made
     made.go.set()
@@ -49,9 +49,9 @@ def outputs(events: list[Json]) -> list[tuple[str, int, str]]:
 
 
 async def test_blocking_tool_output_is_streamed_with_labels(
-    house: House, server: ModelServer, talking: Talking
+    harness: Harness, server: ModelServer, talking: Talking
 ) -> None:
-    running = await house.begin(house.spec(server))
+    running = await harness.begin(harness.spec(server))
     await running.until(lambda events: len(outputs(events)) == 2, timeout=2)
     talking.go.set()
     ran = await running.end()
@@ -59,11 +59,11 @@ async def test_blocking_tool_output_is_streamed_with_labels(
 
 
 async def test_late_subscriber_sees_blocking_tool_output_with_labels(
-    house: House, server: ModelServer, talking: Talking
+    harness: Harness, server: ModelServer, talking: Talking
 ) -> None:
-    early = await house.begin(house.spec(server, persist=True))
+    early = await harness.begin(harness.spec(server, persist=True))
     await early.until(lambda events: len(outputs(events)) == 2, timeout=2)
-    late = Running(house, early._live)
+    late = Running(harness, early._live)
     await late.until(lambda events: len(outputs(events)) == 2, timeout=2)
     talking.go.set()
     ran = await early.end()
@@ -73,33 +73,33 @@ async def test_late_subscriber_sees_blocking_tool_output_with_labels(
 # ---- secrets
 
 
-def leaks(ran: Ran) -> list[str]:
+def leaks(ran: CompletedRun) -> list[str]:
     return [event["type"] for event in ran.events if KEY in json.dumps(event)]
 
 
 @each_protocol
 async def test_key_in_tool_arguments_is_redacted_in_events(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
-    house.offer(tool("look"))
+    harness.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look", {"a": f"use {KEY} here"})]), Reply(text="Done.")]
-    ran = await house.run(server, protocol=protocol)
+    ran = await harness.run(server, protocol=protocol)
     assert leaks(ran) == []
-    (call,) = ran.of("message.completed")[0]["tool_calls"]
+    (call,) = ran.events_of("message.completed")[0]["tool_calls"]
     assert json.loads(call["arguments"]) == {"a": f"use {MARK} here"}
 
 
-async def test_key_in_tool_arguments_is_redacted_in_replay(house: House, server: ModelServer) -> None:
-    house.offer(tool("look"))
+async def test_key_in_tool_arguments_is_redacted_in_replay(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look", {"a": KEY})]), Reply(text="Done.")]
-    ran = await house.run(server, persist=True)
-    again = [event.as_dict() async for event in house.engine.subscribe(ran.spec.run_id)]
+    ran = await harness.run(server, persist=True)
+    again = [event.as_dict() async for event in harness.engine.subscribe(ran.spec.run_id)]
     assert KEY not in json.dumps(again)
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["coroutine", "blocking"])
 async def test_key_in_tool_exception_is_redacted_in_log(
-    house: House, server: ModelServer, caplog: pytest.LogCaptureFixture, blocking: bool
+    harness: Harness, server: ModelServer, caplog: pytest.LogCaptureFixture, blocking: bool
 ) -> None:
     caplog.set_level(logging.DEBUG)
 
@@ -109,9 +109,9 @@ async def test_key_in_tool_exception_is_redacted_in_log(
     async def fail_softly(ctx: Any, args: Json) -> Json:
         return fail(ctx, args)
 
-    house.offer(tool("look", fail if blocking else fail_softly))
+    harness.offer(tool("look", fail if blocking else fail_softly))
     server.script = [Reply(tool_calls=[Call("look")]), Reply(text="Done.")]
-    ran = await house.run(server)
+    ran = await harness.run(server)
     assert ran.result["completed"] is True
     assert "look" in caplog.text
     assert "could not use" in caplog.text

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.conftest import house, make_house, one_tls_context, quick, server
+from agent.conftest import harness, make_harness, one_tls_context, quick, server
 from hermes.core.ids import random_hex
 from support.nats_server import NatsServer, nats_server
 
-__all__ = ["house", "make_house", "one_tls_context", "quick", "server"]
+__all__ = ["harness", "make_harness", "one_tls_context", "quick", "server"]
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ def delta(seq: int, text: str = "x") -> Event:
     return Event(RUN, "text.delta", 1, data, seq, round(time.time(), 3))
 
 
-class Side:
+class ReplicaBus:
     """One replica's connection and bus."""
 
     def __init__(self, url: str, namespace: str) -> None:
@@ -47,7 +47,7 @@ class Side:
         self.members = Members(self.connection)
         self.peers = NatsPeers(self.connection, self.members)
 
-    async def open(self) -> Side:
+    async def open(self) -> ReplicaBus:
         await self.connection.connect()
         self.bus.start()
         return self
@@ -58,7 +58,7 @@ class Side:
         await self.connection.close()
 
 
-async def stored(side: Side, after: int, expected: list[int]) -> list[int]:
+async def wait_for_stored(side: ReplicaBus, after: int, expected: list[int]) -> list[int]:
     """What the stream has, which gets events a moment after their readers."""
     seqs: list[int] = []
     with contextlib.suppress(TimeoutError):
@@ -69,8 +69,8 @@ async def stored(side: Side, after: int, expected: list[int]) -> list[int]:
 
 
 @pytest.fixture
-async def sides(shared_nats: str, namespace: str) -> AsyncIterator[tuple[Side, Side]]:
-    one, other = [await Side(shared_nats, namespace).open() for _ in range(2)]
+async def buses(shared_nats: str, namespace: str) -> AsyncIterator[tuple[ReplicaBus, ReplicaBus]]:
+    one, other = [await ReplicaBus(shared_nats, namespace).open() for _ in range(2)]
     yield one, other
     await one.close()
     await other.close()
@@ -168,7 +168,7 @@ async def test_replica_starts_with_nats_that_does_not_answer_for_a_while(
 ) -> None:
     """Once it is connected, it goes on by itself."""
     monkeypatch.setattr("hermes.bus.nats_connection.NATS_SYNC_S_MAX", 0.05)
-    one, other = [await Side(own_nats.url, "t").open() for _ in range(2)]
+    one, other = [await ReplicaBus(own_nats.url, "t").open() for _ in range(2)]
     one.members._holder, other.members._holder = "elsewhere:1:1.00", "elsewhere:2:2.00"
     await other.members.start()
     server = NatsPeerServer(one.connection, {}, {})
@@ -199,7 +199,7 @@ async def test_stream_of_somebody_else_is_refused(own_nats: NatsServer) -> None:
 
 
 async def test_connection_comes_back_and_streams_are_made_again(own_nats: NatsServer) -> None:
-    side = await Side(own_nats.url, "t").open()
+    side = await ReplicaBus(own_nats.url, "t").open()
     changes: list[bool] = []
     side.connection.changes.append(lambda: changes.append(side.connection.connected))
     own_nats.stop(forget=True)
@@ -216,7 +216,7 @@ async def test_connection_comes_back_and_streams_are_made_again(own_nats: NatsSe
 # --- live events ------------------------------------------------------------------------------------------------------
 
 
-async def taken(subscription: Any, last: int) -> list[int]:
+async def receive_until(subscription: Any, last: int) -> list[int]:
     """The numbers that come, up to this one."""
     seqs: list[int] = []
     async with asyncio.timeout(SURELY_S):
@@ -225,8 +225,8 @@ async def taken(subscription: Any, last: int) -> list[int]:
     return seqs
 
 
-async def test_events_reach_reader_of_other_replica(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_events_reach_reader_of_other_replica(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    one, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
@@ -240,8 +240,8 @@ async def test_events_reach_reader_of_other_replica(sides: tuple[Side, Side]) ->
     assert events == sent
 
 
-async def test_sink_is_given_events_of_other_replica(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_sink_is_given_events_of_other_replica(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    one, other = buses
     got: list[int] = []
 
     def sink(event: Event) -> bool:
@@ -260,8 +260,8 @@ async def test_sink_is_given_events_of_other_replica(sides: tuple[Side, Side]) -
     waiting.cancel()
 
 
-async def test_readers_of_one_run_share_a_subscription(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_readers_of_one_run_share_a_subscription(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    one, other = buses
     client = other.connection.client
     assert client is not None
     before = len(client._subs)
@@ -270,14 +270,14 @@ async def test_readers_of_one_run_share_a_subscription(sides: tuple[Side, Side])
         await other.bus.watch(RUN, reader)
     assert len(client._subs) == before + 1 and all(reader.join(0) for reader in readers)
     one.bus.publish(RUN, delta(1))
-    assert [await taken(reader, 1) for reader in readers] == [[1]] * 3
+    assert [await receive_until(reader, 1) for reader in readers] == [[1]] * 3
     for reader in readers:
         other.bus.unwatch(RUN, reader)
     await eventually(lambda: len(client._subs) == before)
 
 
-async def test_missing_events_are_noticed_and_found_in_stream(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_missing_events_are_noticed_and_found_in_stream(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    one, other = buses
     for seq in (1, 2):
         one.bus.publish(RUN, delta(seq))
     assert one.connection.client is not None
@@ -289,18 +289,18 @@ async def test_missing_events_are_noticed_and_found_in_stream(sides: tuple[Side,
     async with asyncio.timeout(SURELY_S):
         await reader.wait(SURELY_S)
     assert not reader.join(0) and not reader.join(1)
-    assert await stored(other, 0, [1, 2, 3]) == [1, 2, 3]
+    assert await wait_for_stored(other, 0, [1, 2, 3]) == [1, 2, 3]
     assert [event.seq for event in await other.bus.recent(RUN, 1, time.time() - 60)] == [2, 3]
-    assert reader.join(2) and await taken(reader, 3) == [3]
+    assert reader.join(2) and await receive_until(reader, 3) == [3]
 
 
-async def test_lost_message_makes_reader_catch_up(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_lost_message_makes_reader_catch_up(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    one, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
     one.bus.publish(RUN, delta(1))
-    assert await taken(reader, 1) == [1]
+    assert await receive_until(reader, 1) == [1]
     one.bus.publish(RUN, delta(2))
     one.bus._outgoing.clear()
     one.bus.publish(RUN, delta(3))
@@ -309,11 +309,11 @@ async def test_lost_message_makes_reader_catch_up(sides: tuple[Side, Side]) -> N
     reader.restart(keep=True)
     assert reader.join(3)
     one.bus.publish(RUN, delta(4))
-    assert await taken(reader, 4) == [4]
+    assert await receive_until(reader, 4) == [4]
 
 
-async def test_repeated_events_are_dropped(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_repeated_events_are_dropped(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    one, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0) and one.connection.client is not None
@@ -321,21 +321,21 @@ async def test_repeated_events_are_dropped(sides: tuple[Side, Side]) -> None:
     for seqs in ((1, 2), (1, 2), (2, 3)):
         [data] = encode_batches([delta(seq) for seq in seqs])
         await one.connection.client.publish(subject, data)
-    assert await taken(reader, 3) == [1, 2, 3]
+    assert await receive_until(reader, 3) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"x", b"m", b"m\xc1", b"j{", frames.encode(1), frames.encode([1, [["a"]]]), frames.encode([0, []])]
 )
-async def test_bad_batch_does_not_end_subscription(sides: tuple[Side, Side], data: bytes) -> None:
-    one, other = sides
+async def test_bad_batch_does_not_end_subscription(buses: tuple[ReplicaBus, ReplicaBus], data: bytes) -> None:
+    one, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0) and one.connection.client is not None
     await one.connection.client.publish(f"{one.connection.prefix}.events.{RUN}", data)
     one.bus.publish(RUN, delta(1))
-    assert await taken(reader, 1) == [1]
-    assert await stored(other, 0, [1]) == [1]
+    assert await receive_until(reader, 1) == [1]
+    assert await wait_for_stored(other, 0, [1]) == [1]
 
 
 def test_large_batch_is_split_and_large_event_is_a_reference() -> None:
@@ -349,8 +349,8 @@ def test_large_batch_is_split_and_large_event_is_a_reference() -> None:
     ]
 
 
-async def test_reference_sends_reader_to_store(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_reference_sends_reader_to_store(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    one, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
@@ -362,7 +362,7 @@ async def test_reference_sends_reader_to_store(sides: tuple[Side, Side]) -> None
 
 
 async def test_publishing_without_nats_drops_and_wakes_readers(own_nats: NatsServer) -> None:
-    one, other = [await Side(own_nats.url, "t").open() for _ in range(2)]
+    one, other = [await ReplicaBus(own_nats.url, "t").open() for _ in range(2)]
     reader, local = other.bus.subscribe(RUN), one.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
@@ -381,22 +381,22 @@ async def test_publishing_without_nats_drops_and_wakes_readers(own_nats: NatsSer
     await reader.wait(SURELY_S)
     # The stream is empty now, and the event before this one was never sent.
     assert not reader.join(0) and reader.join(1)
-    assert await taken(reader, 2) == [2]
+    assert await receive_until(reader, 2) == [2]
     await one.close()
     await other.close()
 
 
 async def test_stalled_nats_bounds_what_waits(own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nats_bus, "NATS_OUTGOING_EVENTS_MAX", 10)
-    side = await Side(own_nats.url, "t").open()
+    side = await ReplicaBus(own_nats.url, "t").open()
     for seq in range(1, 21):
         side.bus.publish(RUN, delta(seq))
     assert side.bus.dropped == 10
     await side.close()
 
 
-async def test_event_published_here_ends_following(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_event_published_here_ends_following(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    one, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
@@ -407,7 +407,7 @@ async def test_event_published_here_ends_following(sides: tuple[Side, Side]) -> 
     one.bus.publish(RUN, delta(1))
     await eventually(lambda: not one.bus._outgoing)
     other.bus.publish(RUN, delta(4097))
-    assert await taken(reader, 4097) == [4097]
+    assert await receive_until(reader, 4097) == [4097]
 
 
 # --- peers ------------------------------------------------------------------------------------------------------------
@@ -439,8 +439,8 @@ class Answering:
 
 
 @pytest.fixture
-async def answering(sides: tuple[Side, Side]) -> AsyncIterator[Answering]:
-    found = Answering(sides[0].connection)
+async def answering(buses: tuple[ReplicaBus, ReplicaBus]) -> AsyncIterator[Answering]:
+    found = Answering(buses[0].connection)
     await found.server.start()
     yield found
     await found.server.close()
@@ -450,13 +450,13 @@ OWN = name_of(this_process())
 
 
 @pytest.mark.parametrize("at", range(len(VALUES) - 1))
-async def test_replica_value_round_trip(sides: tuple[Side, Side], answering: Answering, at: int) -> None:
-    assert await sides[1].peers.ask(OWN, "echo", VALUES[at]) == VALUES[at]
+async def test_replica_value_round_trip(buses: tuple[ReplicaBus, ReplicaBus], answering: Answering, at: int) -> None:
+    assert await buses[1].peers.ask(OWN, "echo", VALUES[at]) == VALUES[at]
 
 
 @pytest.mark.parametrize("run_id", ["run.1", "*", ">", "a b", "x\r\nPUB y 0\r\n", "", "ä" * 200])
-async def test_any_run_id_is_one_token_of_a_subject(sides: tuple[Side, Side], run_id: str) -> None:
-    one, other = sides
+async def test_any_run_id_is_one_token_of_a_subject(buses: tuple[ReplicaBus, ReplicaBus], run_id: str) -> None:
+    one, other = buses
     subject = one.connection.events_subject(run_id)
     assert subject.count(".") == 3 and subject.isascii() and not set(subject) & set("*> \r\n")
     reader, stranger = other.bus.subscribe(run_id), other.bus.subscribe("run_2")
@@ -466,70 +466,76 @@ async def test_any_run_id_is_one_token_of_a_subject(sides: tuple[Side, Side], ru
     event = delta(1)
     event.run_id = run_id
     one.bus.publish(run_id, event)
-    assert await taken(reader, 1) == [1]
+    assert await receive_until(reader, 1) == [1]
     assert not stranger._events
 
 
-async def test_large_answer_of_replica_comes_in_parts(sides: tuple[Side, Side], answering: Answering) -> None:
-    assert await sides[1].peers.ask(OWN, "echo", "large") == VALUES[-1]
+async def test_large_answer_of_replica_comes_in_parts(
+    buses: tuple[ReplicaBus, ReplicaBus], answering: Answering
+) -> None:
+    assert await buses[1].peers.ask(OWN, "echo", "large") == VALUES[-1]
 
 
-async def test_too_large_question_is_refused(sides: tuple[Side, Side], answering: Answering) -> None:
+async def test_too_large_question_is_refused(buses: tuple[ReplicaBus, ReplicaBus], answering: Answering) -> None:
     with pytest.raises(PeerGone):
-        await sides[1].peers.ask(OWN, "echo", VALUES[-1])
+        await buses[1].peers.ask(OWN, "echo", VALUES[-1])
 
 
 @pytest.mark.parametrize("operation", ["fail", "unknown", "count"])
 async def test_failing_replica_operation_raises_peer_gone(
-    sides: tuple[Side, Side], answering: Answering, operation: str
+    buses: tuple[ReplicaBus, ReplicaBus], answering: Answering, operation: str
 ) -> None:
     with pytest.raises(PeerGone):
-        await sides[1].peers.ask(OWN, operation)
-    assert await sides[1].peers.ask(OWN, "echo", 1) == 1
+        await buses[1].peers.ask(OWN, operation)
+    assert await buses[1].peers.ask(OWN, "echo", 1) == 1
 
 
 @pytest.mark.parametrize("name", ["", "*", "peer-*", "a b\r\nPUB x 0"])
-async def test_bad_replica_name_is_gone(sides: tuple[Side, Side], answering: Answering, name: str) -> None:
+async def test_bad_replica_name_is_gone(buses: tuple[ReplicaBus, ReplicaBus], answering: Answering, name: str) -> None:
     with pytest.raises(PeerGone):
-        await sides[1].peers.ask(name, "echo", 1)
+        await buses[1].peers.ask(name, "echo", 1)
 
 
-async def test_unknown_replica_is_gone_at_once(sides: tuple[Side, Side]) -> None:
+async def test_unknown_replica_is_gone_at_once(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
     async def ask() -> float:
         began = time.monotonic()
         with pytest.raises(PeerGone):
-            await sides[1].peers.ask(name_of("nobody:1:2.00"), "echo", 1)
-        assert [value async for value in sides[1].peers.follow(name_of("nobody:1:2.00"), "count", 1, False)] == []
+            await buses[1].peers.ask(name_of("nobody:1:2.00"), "echo", 1)
+        assert [value async for value in buses[1].peers.follow(name_of("nobody:1:2.00"), "count", 1, False)] == []
         return time.monotonic() - began
 
     await once_within(3.0, ask)
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"m\xc1", frames.encode(5), frames.encode(["echo", 5])])
-async def test_bad_question_does_not_end_answers(sides: tuple[Side, Side], answering: Answering, data: bytes) -> None:
-    client = sides[1].connection.client
+async def test_bad_question_does_not_end_answers(
+    buses: tuple[ReplicaBus, ReplicaBus], answering: Answering, data: bytes
+) -> None:
+    client = buses[1].connection.client
     assert client is not None
-    await client.publish(nats_peers._subject(sides[1].connection, OWN), data)
-    assert await sides[1].peers.ask(OWN, "echo", 1) == 1
+    await client.publish(nats_peers._subject(buses[1].connection, OWN), data)
+    assert await buses[1].peers.ask(OWN, "echo", 1) == 1
 
 
-async def test_replica_stream_is_followed_to_end(sides: tuple[Side, Side], answering: Answering) -> None:
-    values = [value async for value in sides[1].peers.follow(OWN, "count", 3, False)]
+async def test_replica_stream_is_followed_to_end(buses: tuple[ReplicaBus, ReplicaBus], answering: Answering) -> None:
+    values = [value async for value in buses[1].peers.follow(OWN, "count", 3, False)]
     assert [number for number, _ in values] == [0, 1, 2] and len(values[0][1]) == 1_000_000
 
 
 async def test_replica_stream_idle_keepalive(
-    sides: tuple[Side, Side], answering: Answering, monkeypatch: pytest.MonkeyPatch
+    buses: tuple[ReplicaBus, ReplicaBus], answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nats_peers, "PEER_IDLE_S", 0.05)
-    assert [value async for value in sides[1].peers.follow(OWN, "count", 0, True)] == [[]]
+    assert [value async for value in buses[1].peers.follow(OWN, "count", 0, True)] == [[]]
 
 
 # --- members ----------------------------------------------------------------------------------------------------------
 
 
-async def test_members_are_seen_counted_and_leave(sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = (side.members for side in sides)
+async def test_members_are_seen_counted_and_leave(
+    buses: tuple[ReplicaBus, ReplicaBus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (side.members for side in buses)
     one._holder, other._holder = "elsewhere:1:1.00", "elsewhere:2:2.00"
     gone: list[str] = []
     other.on_gone.append(gone.append)
@@ -549,9 +555,9 @@ async def test_members_are_seen_counted_and_leave(sides: tuple[Side, Side], monk
     assert other.names() == [] and other.others(None) == 0
 
 
-async def test_silent_member_is_gone(sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_member_is_gone(buses: tuple[ReplicaBus, ReplicaBus], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.bus.nats_members.REPLICA_GONE_S", 1.0)
-    one, other = (side.members for side in sides)
+    one, other = (side.members for side in buses)
     one._holder = "elsewhere:1:1.00"
     await other.start()
     await one.start()
@@ -562,8 +568,8 @@ async def test_silent_member_is_gone(sides: tuple[Side, Side], monkeypatch: pyte
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02\x03"])
-async def test_bad_sign_of_life_is_ignored(sides: tuple[Side, Side], data: bytes) -> None:
-    one, other = sides
+async def test_bad_sign_of_life_is_ignored(buses: tuple[ReplicaBus, ReplicaBus], data: bytes) -> None:
+    one, other = buses
     await other.members.start()
     client = one.connection.client
     assert client is not None
@@ -576,8 +582,8 @@ async def test_bad_sign_of_life_is_ignored(sides: tuple[Side, Side], data: bytes
 # --- the queue --------------------------------------------------------------------------------------------------------
 
 
-async def test_queued_message_is_delivered_once(sides: tuple[Side, Side]) -> None:
-    queues = [NatsQueue(side.connection) for side in sides]
+async def test_queued_message_is_delivered_once(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    queues = [NatsQueue(side.connection) for side in buses]
     for number in range(4):
         await queues[0].put(f"run_{number}")
     assert await queues[1].size() == 4
@@ -594,8 +600,8 @@ async def test_queued_message_is_delivered_once(sides: tuple[Side, Side]) -> Non
     await eventually(is_empty)
 
 
-async def test_message_given_back_comes_again_later(sides: tuple[Side, Side]) -> None:
-    queue = NatsQueue(sides[0].connection)
+async def test_message_given_back_comes_again_later(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    queue = NatsQueue(buses[0].connection)
     await queue.put("run_1")
     delivery = await queue.take(SURELY_S)
     assert delivery is not None
@@ -606,7 +612,7 @@ async def test_message_given_back_comes_again_later(sides: tuple[Side, Side]) ->
 
 
 async def test_queue_without_nats(own_nats: NatsServer) -> None:
-    side = await Side(own_nats.url, "t").open()
+    side = await ReplicaBus(own_nats.url, "t").open()
     queue = NatsQueue(side.connection)
     await queue.put("run_1")
     own_nats.stop(forget=True)

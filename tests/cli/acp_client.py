@@ -26,7 +26,7 @@ from acp.schema import (
 
 from support.preloaded import HermesProcess
 
-from .conftest import HERMES, Place
+from .conftest import HERMES, Cli
 
 WAIT_S = 60.0
 
@@ -41,13 +41,13 @@ class Editor:
         self.buffers: dict[str, str] = {}
         self.reads: list[str] = []
         self.writes: list[str] = []
-        self.asked: list[dict[str, Any]] = []
+        self.permission_requests: list[dict[str, Any]] = []
         self.terminals: dict[str, asyncio.subprocess.Process] = {}
         self.outputs: dict[str, asyncio.Task[tuple[bytes, bytes]]] = {}
         self.killed: list[str] = []
         self.released: list[str] = []
         self.choose: Callable[[dict[str, Any]], str | None] = lambda _: "once"
-        self.held: asyncio.Event | None = None
+        self.permission_gate: asyncio.Event | None = None
         self._changed = asyncio.Condition()
 
     # --- what the agent calls
@@ -61,10 +61,10 @@ class Editor:
         request = {"sessionId": session_id, "toolCall": tool_call.model_dump(by_alias=True, exclude_none=True)}
         request["options"] = [one.model_dump(by_alias=True, exclude_none=True) for one in options]
         async with self._changed:
-            self.asked.append(request)
+            self.permission_requests.append(request)
             self._changed.notify_all()
-        if self.held is not None:
-            await self.held.wait()
+        if self.permission_gate is not None:
+            await self.permission_gate.wait()
         choice = self.choose(request)
         outcome = {"outcome": "selected", "optionId": choice} if choice else {"outcome": "cancelled"}
         return RequestPermissionResponse.model_validate({"outcome": outcome})
@@ -155,13 +155,13 @@ class Editor:
 
 
 @asynccontextmanager
-async def started(place: Place, *words: str) -> AsyncIterator[tuple[Any, Any, subprocess.Popen[bytes]]]:
+async def started(cli: Cli, *words: str) -> AsyncIterator[tuple[Any, Any, subprocess.Popen[bytes]]]:
     """`hermes acp` with a reader of its output and a writer to its input."""
-    log = (place.home.parent / "stderr").open("wb")
+    log = (cli.home.parent / "stderr").open("wb")
     process = HermesProcess(
         [*HERMES, "acp", *words],
-        env=place.env,
-        cwd=place.folder,
+        env=cli.env,
+        cwd=cli.folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -183,17 +183,17 @@ async def started(place: Place, *words: str) -> AsyncIterator[tuple[Any, Any, su
 
 
 @asynccontextmanager
-async def editing(place: Place, *words: str) -> AsyncIterator[Editor]:
+async def editing(cli: Cli, *words: str) -> AsyncIterator[Editor]:
     editor = Editor()
-    async with started(place, *words) as (reader, writer, process):
+    async with started(cli, *words) as (reader, writer, process):
         editor.agent, editor.process = connect_to_agent(editor, writer, reader, use_unstable_protocol=True), process
         yield editor
         await editor.agent.close()
 
 
-def stderr_of(place: Place) -> str:
-    return (place.home.parent / "stderr").read_text()
+def stderr_of(cli: Cli) -> str:
+    return (cli.home.parent / "stderr").read_text()
 
 
-def real(place: Place, name: str) -> str:
-    return os.path.realpath(place.folder / name)
+def real(cli: Cli, name: str) -> str:
+    return os.path.realpath(cli.folder / name)

@@ -32,7 +32,7 @@ HERMES = [sys.executable, "-m", "hermes"]
 SETTINGS = "auxiliary: {title_generation: {enabled: false}}\nterminal: {backend: local}\nagent: {api_max_retries: 0}\n"
 
 
-class Done(NamedTuple):
+class CompletedCommand(NamedTuple):
     """How a command ended."""
 
     returncode: int
@@ -40,7 +40,7 @@ class Done(NamedTuple):
     stderr: str
 
 
-class Place:
+class Cli:
     """Where a command is run."""
 
     def __init__(self, home: Path, folder: Path, model: ModelServer, stack: contextlib.ExitStack) -> None:
@@ -62,7 +62,7 @@ class Place:
     def script(self, *replies: Reply) -> None:
         self.model.script = list(replies)
 
-    def run(self, *words: str, stdin: str = "", **env: str) -> Done:
+    def run(self, *words: str, stdin: str = "", **env: str) -> CompletedCommand:
         """The command, to its end. It is run in this process, which spares its start."""
         out, err = io.StringIO(), io.StringIO()
         (self.home.parent / "stdin").write_text(stdin)
@@ -78,7 +78,7 @@ class Place:
                 code = main(words)
             except SystemExit as end:
                 code = int(end.code or 0)
-        return Done(code, out.getvalue(), err.getvalue())
+        return CompletedCommand(code, out.getvalue(), err.getvalue())
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """The command, under way."""
@@ -107,13 +107,13 @@ class Place:
         with contextlib.closing(SessionDB(self.home / "state.db")) as db:
             return [db.get_session(one["id"]) or {} for one in db.list_sessions()]
 
-    def said(self) -> list[tuple[str, Any]]:
+    def messages(self) -> list[tuple[str, Any]]:
         """The one conversation that there is."""
         [session] = self.sessions()
         with contextlib.closing(SessionDB(self.home / "state.db")) as db:
             return [(row["role"], row["content"]) for row in db.get_messages(session["id"])]
 
-    def asked(self, at: int = -1) -> list[tuple[str, str]]:
+    def model_messages(self, at: int = -1) -> list[tuple[str, str]]:
         """What the model was shown, but for the system prompt."""
         return [(turn.role, turn.text) for turn in self.model.requests[at].turns if turn.role != "system"]
 
@@ -154,31 +154,31 @@ def editor(monkeypatch: pytest.MonkeyPatch) -> Editor:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def cli(tmp_path: Path) -> Iterator[Cli]:
     with serving() as model, contextlib.ExitStack() as stack:
-        yield Place(tmp_path / "home", tmp_path / "folder", model, stack)
+        yield Cli(tmp_path / "home", tmp_path / "folder", model, stack)
 
 
 @pytest.fixture(params=["here", "server"])
-def each_way(place: Place, request: pytest.FixtureRequest) -> Place:
+def cli_or_server(cli: Cli, request: pytest.FixtureRequest) -> Cli:
     """The same with the agent in the command's own process, and in a server."""
     if request.param == "server":
-        place.serve()
-    return place
+        cli.serve()
+    return cli
 
 
 @pytest.fixture
-def elsewhere(place: Place) -> Place:
+def elsewhere(cli: Cli) -> Cli:
     """A server, and a command whose own home has neither a model nor this server's sessions."""
-    place.configure(f"api_server: {{key: {KEY}}}\n")
-    place.serve()
-    url = local_url(Home(place.home))
-    own = place.home.parent / "own"
+    cli.configure(f"api_server: {{key: {KEY}}}\n")
+    cli.serve()
+    url = local_url(Home(cli.home))
+    own = cli.home.parent / "own"
     own.mkdir(mode=0o700)
     write_private(own / "config.yaml", "model: {path: none}\n")
-    place.env |= {"HERMES_HOME": str(own), "HERMES_API_KEY": KEY}
-    place.options = ("--server", url)
-    return place
+    cli.env |= {"HERMES_HOME": str(own), "HERMES_API_KEY": KEY}
+    cli.options = ("--server", url)
+    return cli
 
 
 def lines_of(text: str) -> list[Any]:

@@ -30,7 +30,7 @@ from hermes.store.stores import Store
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving
 
-from .conftest import Place
+from .conftest import Cli
 from .shell import Hermes
 
 SECRET = "sk-very-secret-0123456789"
@@ -365,12 +365,12 @@ def test_broken_pipe_is_quiet(words: tuple[str, ...], home: Home) -> None:
     assert errors == b""
 
 
-def test_doctor_names_the_port_of_the_running_server(place: Place) -> None:
+def test_doctor_names_the_port_of_the_running_server(cli: Cli) -> None:
     def listener() -> str:
-        checks = json.loads(place.run("doctor", "--json").stdout)["checks"]
+        checks = json.loads(cli.run("doctor", "--json").stdout)["checks"]
         return str(next(check["message"] for check in checks if check["name"] == "listener"))
 
     assert listener().startswith("No server runs; one would listen at 127.0.0.1:8642")
-    place.serve()
-    port = json.loads((place.home / "gateway_state.json").read_text())["port"]
+    cli.serve()
+    port = json.loads((cli.home / "gateway_state.json").read_text())["port"]
     assert listener().startswith(f"The server listens at 127.0.0.1:{port}, ")

@@ -14,7 +14,7 @@ from hermes.services.notifications import terminal_sequence
 from hermes.settings import config
 from support.model_server import Reply
 
-from .conftest import Place
+from .conftest import Cli
 
 
 def notifier(tmp_path: Path, **flags: object) -> tuple[Notifier, list[str], list[float]]:
@@ -61,10 +61,10 @@ async def test_notify_command_is_run(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "An approval is wanted."
 
 
-def test_chat_writes_the_sequence_to_its_terminal(place: Place) -> None:
-    place.configure("display: {notify: osc777, notify_after_seconds: 0}\n")
-    place.script(Reply(text="The answer."))
-    terminal = place.terminal()
+def test_chat_writes_the_sequence_to_its_terminal(cli: Cli) -> None:
+    cli.configure("display: {notify: osc777, notify_after_seconds: 0}\n")
+    cli.script(Reply(text="The answer."))
+    terminal = cli.terminal()
     written: list[str] = []
     feed = terminal.screen.feed
 

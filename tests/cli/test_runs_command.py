@@ -38,7 +38,7 @@ def wait_for(happened: Callable[[], Any], seconds: float = 120.0) -> Any:
 
 
 @contextmanager
-def served(home: Home, model: ModelServer, more: str = "") -> Iterator[Callable[[str], str]]:
+def started_gateway(home: Home, model: ModelServer, more: str = "") -> Iterator[Callable[[str], str]]:
     """A server of the home in a process of its own; what is yielded submits a run and gives its id."""
     write_private(home.config_file, f"model: {{default: m, base_url: '{model.url}/v1'}}\n{QUIET}{more}")
     process = HermesProcess(
@@ -72,7 +72,7 @@ def store(home: Home) -> Iterator[Store]:
         yield made
 
 
-def stored(store: Store, run_id: str, *types: str, session_id: str = "talk", **data: Any) -> str:
+def store_run(store: Store, run_id: str, *types: str, session_id: str = "talk", **data: Any) -> str:
     """A run of nobody, whose log holds these events."""
     store.sessions.create_session(session_id, "api_server")
     store.runs.create(RunSpec("hi", session_id, run_id=run_id))
@@ -103,8 +103,8 @@ def test_runs_without_runs(home: Home, hermes: Hermes) -> None:
 
 
 def test_runs_list_and_show(home: Home, hermes: Hermes, store: Store) -> None:
-    first = stored(store, "run_aa1", "run.started", "run.completed")
-    second = stored(store, "run_ab2", "run.started", session_id="other")
+    first = store_run(store, "run_aa1", "run.started", "run.completed")
+    second = store_run(store, "run_ab2", "run.started", session_id="other")
     listed = hermes("runs", "list", "--json").json["runs"]
     assert [(one["run_id"], one["status"]) for one in listed] == [(second, "running"), (first, "completed")]
     assert listed[1]["output"] == "Done." and listed[1]["started_at"].startswith("2023-11-14T22:13:20")
@@ -118,7 +118,7 @@ def test_runs_list_and_show(home: Home, hermes: Hermes, store: Store) -> None:
 
 
 def test_runs_tail_of_ended_run(home: Home, hermes: Hermes, store: Store) -> None:
-    run_id = stored(store, "run_aa1", "run.started", "run.failed", run_failed={"error": "No luck."})
+    run_id = store_run(store, "run_aa1", "run.started", "run.failed", run_failed={"error": "No luck."})
     done = hermes("runs", "tail", run_id)
     assert done.code == 1 and "run.failed No luck." in done.lines[-1]
     after = hermes("runs", "tail", run_id, "--after", "1", "--json")
@@ -126,14 +126,14 @@ def test_runs_tail_of_ended_run(home: Home, hermes: Hermes, store: Store) -> Non
 
 
 def test_runs_control_of_ended_run_fails(home: Home, hermes: Hermes, store: Store) -> None:
-    run_id = stored(store, "run_aa1", "run.started", "run.completed")
+    run_id = store_run(store, "run_aa1", "run.started", "run.completed")
     for words in (("stop", run_id), ("steer", run_id, "x"), ("approve", run_id), ("answer", run_id, "x")):
         done = hermes("runs", *words)
         assert done.code == 1 and "has ended: completed" in done.err
 
 
 def test_runs_control_is_stored_for_later(home: Home, hermes: Hermes, store: Store) -> None:
-    run_id = stored(store, "run_aa1", "run.started")
+    run_id = store_run(store, "run_aa1", "run.started")
     done = hermes("runs", "stop", run_id, "--json")
     assert (done.code, done.json["result"]) == (0, "left") and "Nobody carries the run on" in done.err
     [control] = store.runs.take_controls(run_id)
@@ -145,7 +145,7 @@ def test_runs_control_is_stored_for_later(home: Home, hermes: Hermes, store: Sto
 
 def test_runs_approve_with_unknown_choice_is_usage_error(home: Home, hermes: Hermes, store: Store) -> None:
     asked = {"approval_id": "a1", "subject": "rm", "reason": "It deletes.", "choices": ["once", "deny"]}
-    run_id = stored(store, "run_aa1", "run.started", "approval.requested", approval_requested=asked)
+    run_id = store_run(store, "run_aa1", "run.started", "approval.requested", approval_requested=asked)
     done = hermes("runs", "approve", run_id, "--choice", "always")
     assert done.code == 2 and "once, deny" in done.err
     assert hermes("runs", "deny", run_id).code == 0
@@ -164,7 +164,7 @@ def remember() -> Call:
 )
 def test_runs_approve_and_deny(words: list[str], kept: bool, home: Home, hermes: Hermes) -> None:
     script = (Reply(tool_calls=[remember()]), Reply(text="Done.", continues=False))
-    with serving(*script) as model, served(home, model, "memory: {write_approval: true}\n") as submit:
+    with serving(*script) as model, started_gateway(home, model, "memory: {write_approval: true}\n") as submit:
         run_id = submit("remember it")
         wait_for(lambda: status(hermes, run_id) == "waiting_for_approval")
         assert hermes("runs", "deny", run_id, " ").code == 2
@@ -180,7 +180,7 @@ def test_runs_approve_and_deny(words: list[str], kept: bool, home: Home, hermes:
 
 def test_runs_answer_clarify(home: Home, hermes: Hermes) -> None:
     script = (Reply(tool_calls=[Call("clarify", {"question": "Which one?"})]), Reply(text="Done.", continues=False))
-    with serving(*script) as model, served(home, model) as submit:
+    with serving(*script) as model, started_gateway(home, model) as submit:
         run_id = submit("do it")
         wait_for(lambda: status(hermes, run_id) == "waiting_for_input")
         assert "Which one?" in hermes("runs", "show", run_id).out
@@ -190,7 +190,7 @@ def test_runs_answer_clarify(home: Home, hermes: Hermes) -> None:
 
 
 def test_runs_tail_steer_and_stop(home: Home, hermes: Hermes) -> None:
-    with serving(Reply(text="Begun and never ended", stall_at=300)) as model, served(home, model) as submit:
+    with serving(Reply(text="Begun and never ended", stall_at=300)) as model, started_gateway(home, model) as submit:
         run_id = submit("begin")
         wait_for(lambda: status(hermes, run_id) == "running")
         tail = subprocess.Popen(

@@ -51,14 +51,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 def db(home: Home) -> Iterator[SessionDB]:
     """Three sessions: two whose ids begin alike, and one that is archived."""
     with closing(SessionDB(home.state_db)) as made:
-        talk(made, "20260101_a", title="First steps", model="m-large", cwd="/work/a")
-        talk(made, "20260102_b", source="api_server", said="What about gardens?")
-        talk(made, "old", title="Put away")
+        create_conversation(made, "20260101_a", title="First steps", model="m-large", cwd="/work/a")
+        create_conversation(made, "20260102_b", source="api_server", said="What about gardens?")
+        create_conversation(made, "old", title="Put away")
         made.update_session("old", archived=True)
         yield made
 
 
-def talk(db: SessionDB, session_id: str, *, source: str = "cli", said: str = "Hello world", **fields: Any) -> None:
+def create_conversation(
+    db: SessionDB, session_id: str, *, source: str = "cli", said: str = "Hello world", **fields: Any
+) -> None:
     db.create_session(session_id, source, **fields)
     db.append_message(session_id, "user", said)
     call = {"id": "c1", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
@@ -196,7 +198,7 @@ def test_sessions_list_filters(home: Home, db: SessionDB, capsys: Capture, words
 
 
 def test_sessions_list_fits_terminal_width(db: SessionDB) -> None:
-    talk(db, "long", title="A title that is much longer than there is room for")
+    create_conversation(db, "long", title="A title that is much longer than there is room for")
     wide = session_format.session_lines(db.list_sessions())
     narrow = session_format.session_lines(db.list_sessions(), 80)
     assert max(map(len, wide)) > 80 >= max(map(len, narrow))
@@ -263,7 +265,7 @@ def test_sessions_show_full_includes_rewound_and_prompt(home: Home, db: SessionD
 
 
 def test_sessions_output_has_no_terminal_escapes(home: Home, db: SessionDB, capsys: Capture) -> None:
-    talk(db, "red", said="\x1b[31m red\x9b0m")
+    create_conversation(db, "red", said="\x1b[31m red\x9b0m")
     for words in (["show", "red"], ["list"], ["search", "red"], ["export", "red", "--format", "md"]):
         run(home, *words)
         printed = capsys.readouterr().out
@@ -295,7 +297,7 @@ def test_sessions_search_too_long_query_is_usage_error(home: Home, db: SessionDB
 @pytest.mark.parametrize("damage", ["DROP TABLE messages_fts", "UPDATE messages_fts_data SET block = x'ffffffffffff'"])
 def test_sessions_search_rebuilds_damaged_index(home: Home, capsys: Capture, damage: str) -> None:
     with closing(SessionDB(home.state_db)) as made:
-        talk(made, "a")
+        create_conversation(made, "a")
     alter(home, damage)
     assert (run(home, "search", "hello", json=True), len(document(capsys)["hits"])) == (0, 1)
 
@@ -303,7 +305,7 @@ def test_sessions_search_rebuilds_damaged_index(home: Home, capsys: Capture, dam
 @pytest.mark.parametrize("words", [["list"], ["show", "old"], ["search", "hello"], ["stats"], ["export"]])
 def test_sessions_read_commands_change_nothing(home: Home, words: list[str]) -> None:
     with closing(SessionDB(home.state_db)) as made:
-        talk(made, "old")
+        create_conversation(made, "old")
     before = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in home.path.iterdir()}
     assert run(home, *words) == 0
     assert {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in home.path.iterdir()} == before
@@ -334,7 +336,7 @@ def test_sessions_output_is_redacted(
     home: Home, capsys: Capture, db: SessionDB, words: list[str], as_json: bool
 ) -> None:
     write_private(home.env_file, "API_SERVER_KEY=plain-but-secret\n")
-    talk(db, "leak", said="hello, the key is plain-but-secret")
+    create_conversation(db, "leak", said="hello, the key is plain-but-secret")
     run(home, *words, json=as_json)
     printed = capsys.readouterr()
     assert "plain-but-secret" not in printed.out + printed.err
@@ -343,14 +345,14 @@ def test_sessions_output_is_redacted(
 
 def test_sessions_export_with_secrets(home: Home, capsys: Capture, db: SessionDB) -> None:
     write_private(home.env_file, f"API_SERVER_KEY={SECRET}\n")
-    talk(db, "leak", said=f"the key is {SECRET}")
+    create_conversation(db, "leak", said=f"the key is {SECRET}")
     assert run(home, "export", "leak", "--with-secrets") == 0
     assert SECRET in capsys.readouterr().out
 
 
 def test_sessions_with_unreadable_settings(home: Home, capsys: Capture, db: SessionDB) -> None:
     write_private(home.config_file, "a: [")
-    talk(db, "leak", said=f"the key is {SECRET}")
+    create_conversation(db, "leak", said=f"the key is {SECRET}")
     assert run(home, "show", "leak") == 0
     printed = capsys.readouterr()
     assert "the key is" in printed.out and SECRET not in printed.out
@@ -534,7 +536,7 @@ def test_sessions_export_pagination(
     home: Home, db: SessionDB, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions_transfer, "_PAGE", 2)
-    talk(db, "fourth")
+    create_conversation(db, "fourth")
     run(home, "export")
     assert len(lines(capsys)) == 4
 
@@ -589,7 +591,7 @@ def test_sessions_export_markdown_as_json_is_usage_error(home: Home, db: Session
 # ---- import
 
 
-def written(tmp_path: Path, *items: Any) -> str:
+def import_file(tmp_path: Path, *items: Any) -> str:
     file = tmp_path / "in.jsonl"
     file.write_text("".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in items))
     return str(file)
@@ -634,7 +636,7 @@ def test_sessions_import_from_stdin(home: Home, capsys: Capture, monkeypatch: py
 def test_sessions_import_invalid_line_rejects_its_batch(
     home: Home, capsys: Capture, tmp_path: Path, line: str, told: str
 ) -> None:
-    assert run(home, "import", written(tmp_path, session("a"), "", line, session("c"))) == 1
+    assert run(home, "import", import_file(tmp_path, session("a"), "", line, session("c"))) == 1
     printed = capsys.readouterr()
     assert printed.err.startswith("line 3: ") and told in printed.err
     assert printed.out.splitlines()[1] == "3 sessions refused: one fault keeps its whole batch out."
@@ -648,7 +650,7 @@ def test_sessions_import_rejects_invalid_utf8(home: Home, capsys: Capture, tmp_p
 
 
 def test_sessions_import_rejects_out_of_range_number(home: Home, capsys: Capture, tmp_path: Path) -> None:
-    assert run(home, "import", written(tmp_path, session("a"), session("b", message_count=10**30))) == 1
+    assert run(home, "import", import_file(tmp_path, session("a"), session("b", message_count=10**30))) == 1
     assert capsys.readouterr().err.startswith("line ")
     with closing(SessionDB(home.state_db)) as made:
         assert ids(made) == set()
@@ -659,7 +661,7 @@ def test_sessions_import_fault_affects_own_batch_only(
 ) -> None:
     monkeypatch.setattr(sessions_transfer, "_BATCH_SESSIONS", 2)
     items = [session("a"), session("b"), session("c"), {"id": "d"}, session("e", parent_session_id="gone")]
-    assert run(home, "import", written(tmp_path, *items), json=True) == 1
+    assert run(home, "import", import_file(tmp_path, *items), json=True) == 1
     told = document(capsys)
     assert (told["ok"], told["imported"], told["refused"], told["detached"]) == (False, 3, 2, 1)
     assert [error["line"] for error in told["errors"]] == [4]
@@ -736,7 +738,7 @@ def test_sessions_stats_text(home: Home, db: SessionDB, capsys: Capture) -> None
 
 
 def test_sessions_optimize(home: Home, db: SessionDB, capsys: Capture) -> None:
-    talk(db, "big", said="x" * 1_000_000)
+    create_conversation(db, "big", said="x" * 1_000_000)
     db.delete_session("big")
     assert run(home, "optimize", json=True) == 0
     told = document(capsys)
@@ -763,7 +765,7 @@ def test_sessions_backup_failure(home: Home, db: SessionDB, capsys: Capture, tmp
 @pytest.mark.parametrize("words", [["repair"], ["repair", "--deep"]])
 def test_sessions_repair_of_healthy_file(home: Home, capsys: Capture, words: list[str]) -> None:
     with closing(SessionDB(home.state_db)) as made:
-        talk(made, "a")
+        create_conversation(made, "a")
     before = home.state_db.read_bytes()
     assert run(home, *words) == 0
     assert lines(capsys) == [f"No fault was found in {home.state_db}; nothing was done to it."]
@@ -773,18 +775,18 @@ def test_sessions_repair_of_healthy_file(home: Home, capsys: Capture, words: lis
 
 def test_sessions_repair_rebuilds_index(home: Home, capsys: Capture) -> None:
     with closing(SessionDB(home.state_db)) as made:
-        talk(made, "a")
+        create_conversation(made, "a")
     alter(home, "DELETE FROM messages_fts_data")
     assert run(home, "repair", json=True) == 0
     told = document(capsys)
     assert told["sound"] and "has been made anew" in told["notices"][0]
 
 
-def spoil(home: Home) -> None:
+def corrupt(home: Home) -> None:
     """Noise in the pages in which one session's messages stand."""
     with closing(SessionDB(home.state_db)) as made:
         for number in range(40):
-            talk(made, f"s{number:02}", said=f"number {number} " + "x" * 3000)
+            create_conversation(made, f"s{number:02}", said=f"number {number} " + "x" * 3000)
     data = bytearray(home.state_db.read_bytes())
     at = data.index(b"number 20 x") // 4096 * 4096
     data[at : at + 4096] = b"\xa5" * 4096
@@ -792,7 +794,7 @@ def spoil(home: Home) -> None:
 
 
 def test_sessions_repair_saves_readable_rows(home: Home, capsys: Capture) -> None:
-    spoil(home)
+    corrupt(home)
     before = home.state_db.read_bytes()
     assert run(home, "repair", json=True) == 0
     told = document(capsys)
@@ -803,7 +805,7 @@ def test_sessions_repair_saves_readable_rows(home: Home, capsys: Capture) -> Non
 
 
 def test_sessions_repair_text(home: Home, capsys: Capture) -> None:
-    spoil(home)
+    corrupt(home)
     assert run(home, "repair") == 0
     first, *missing, last = lines(capsys)
     assert first.startswith("What could be read is in a new file. It holds ") and first.endswith("sessions.")
@@ -820,7 +822,7 @@ def test_sessions_repair_of_non_database_fails(home: Home, capsys: Capture) -> N
 
 def test_sessions_repair_reports_remaining_faults(home: Home, capsys: Capture) -> None:
     with closing(SessionDB(home.state_db)) as made:
-        talk(made, "a")
+        create_conversation(made, "a")
     alter(home, "DELETE FROM sessions")
     exit_code = run(home, "repair", json=True)
     told = document(capsys)
@@ -885,7 +887,7 @@ def test_sessions_help_loads_no_database(home: Home) -> None:
 
 def test_sessions_command_end_to_end(home: Home) -> None:
     with closing(SessionDB(home.state_db)) as made:
-        talk(made, "a", title="One")
+        create_conversation(made, "a", title="One")
     listed = command(home, "list", "--json")
     assert [one["id"] for one in json.loads(listed.stdout)["sessions"]] == ["a"]
     assert "    Two files." in command(home, "show", "One").stdout.splitlines()
@@ -897,7 +899,7 @@ def test_sessions_command_end_to_end(home: Home) -> None:
 def test_sessions_export_broken_pipe_is_quiet(home: Home) -> None:
     with closing(SessionDB(home.state_db)) as made:
         for number in range(20):
-            talk(made, f"s{number}", said="x" * 100_000)
+            create_conversation(made, f"s{number}", said="x" * 100_000)
     environ = {"PATH": os.environ["PATH"], "HERMES_HOME": str(home.path), "HOME": str(home.path)}
     words = [sys.executable, "-m", "hermes", "sessions", "export"]
     with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:

@@ -27,12 +27,12 @@ def sdk(hermes: Hermes) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=url, api_key=hermes.key, _strict_response_validation=True)
 
 
-def asked(content: Any) -> dict[str, Any]:
+def messages_body(content: Any) -> dict[str, Any]:
     return {"model": MODEL, "max_tokens": 1000, "messages": [{"role": "user", "content": content}]}
 
 
 def test_thinking_is_streamed_and_sent_back(sdk: anthropic.Anthropic) -> None:
-    question = asked("think, then say hello")
+    question = messages_body("think, then say hello")
     thinking: Any = {"type": "adaptive"}
     with sdk.messages.stream(**question, thinking=thinking) as stream:
         kinds = [event.type for event in stream]
@@ -47,13 +47,13 @@ def test_thinking_is_streamed_and_sent_back(sdk: anthropic.Anthropic) -> None:
 
 
 def test_max_tokens_is_a_stop_reason(sdk: anthropic.Anthropic) -> None:
-    assert sdk.messages.create(**asked("say too much")).stop_reason == "max_tokens"
+    assert sdk.messages.create(**messages_body("say too much")).stop_reason == "max_tokens"
 
 
 def test_pictures_and_documents(sdk: anthropic.Anthropic) -> None:
     picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
     words = {"type": "text", "text": "count pictures"}
-    message = sdk.messages.create(**asked([picture, picture, words]))
+    message = sdk.messages.create(**messages_body([picture, picture, words]))
     assert message.content[0].text == "2 pictures."  # type: ignore[union-attr]
 
 
@@ -112,16 +112,16 @@ def test_models_are_listed(sdk: anthropic.Anthropic) -> None:
 
 
 def test_request_id_is_known(sdk: anthropic.Anthropic) -> None:
-    message = sdk.messages.create(**asked("say hello"))
+    message = sdk.messages.create(**messages_body("say hello"))
     assert message._request_id is not None
     with pytest.raises(anthropic.BadRequestError) as refused:
-        sdk.messages.create(**asked(" "))
+        sdk.messages.create(**messages_body(" "))
     assert refused.value.request_id is not None
     assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index,call-overload]
 
 
 def test_stream_goes_on_behind_the_last_event(hermes: Hermes, sdk: anthropic.Anthropic) -> None:
-    with sdk.messages.with_streaming_response.create(**asked("say hello slowly"), stream=True) as response:
+    with sdk.messages.with_streaming_response.create(**messages_body("say hello slowly"), stream=True) as response:
         events = list(anthropic.Stream.raw_events(response.http_response))
     numbered = [event for event in events if event.id]
     message_id = json.loads(numbered[0].data)["message"]["id"]

@@ -75,7 +75,7 @@ def frames(answer: Any) -> list[tuple[str, Any]]:
     return [(name, json.loads(data)) for name, data in made[:-1]]
 
 
-def said(response: Response) -> list[str]:
+def texts_of(response: Response) -> list[str]:
     return [part.text for item in response.output if item.type == "message" for part in item.content]
 
 
@@ -130,7 +130,7 @@ def test_response_stream_types(sdk: openai.OpenAI, prompt: str, form: str) -> No
     assert [item.id for item in items] == [item.id for item in final.output]
     assert [item.id for item in items] == [e.item.id for e in made if e.type == "response.output_item.added"]
     pieces = "".join(event.delta for event in made if event.type == "response.output_text.delta")
-    assert pieces == "".join(said(final))
+    assert pieces == "".join(texts_of(final))
     # The log of the stream is the stream.
     with sdk.responses.with_streaming_response.retrieve(final.id, stream=True, starting_after=1) as answer:
         assert frames(answer) == events[2:]
@@ -158,7 +158,7 @@ def test_server_tool_item_forms(sdk: openai.OpenAI) -> None:
     for form, tools in forms.items():
         made = sdk.responses.create(model=MODEL, input="use your list", extra_headers={"X-Hermes-Tool-Items": form})
         assert [item.type for item in made.output] == ["message", *tools, "message"]
-        assert said(made)[0] == "".join(LOOKING)
+        assert texts_of(made)[0] == "".join(LOOKING)
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ async def test_interrupt_ends_all_in_order(home: Home) -> None:
     assert states.read(home) is None
 
 
-async def refused(home: Home, **options: object) -> HermesError:
+async def start_error(home: Home, **options: object) -> HermesError:
     supervisor = Supervisor(home, 2, **{"host": "127.0.0.1", "port": 0, "announce": print, **options})  # type: ignore[arg-type]
     with pytest.raises(HermesError) as raised:
         await supervisor.serve(asyncio.Event())
@@ -217,13 +217,13 @@ async def refused(home: Home, **options: object) -> HermesError:
 
 async def test_nothing_is_left_of_a_cluster_that_cannot_start(home: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        error = await refused(home, port=taken.getsockname()[1])
+        error = await start_error(home, port=taken.getsockname()[1])
         assert error.exit_code == 69 and "cannot be bound" in error.message
-    error = await refused(home, host="0.0.0.0")
+    error = await start_error(home, host="0.0.0.0")
     assert error.exit_code == 78 and "api_server.key" in error.message
     # A replica that refuses its settings: its own sentence is told, with its exit code.
     home.config_file.write_text("storage: {url: 'nonsense://here'}\n")
-    error = await refused(home, engines=nats_only(home))
+    error = await start_error(home, engines=nats_only(home))
     assert isinstance(error, ReplicaFailed)
     assert error.exit_code == 78 and "nonsense" in error.message and error.where == "replica 1"
     assert error.hint and "Try" not in error.hint
@@ -231,7 +231,7 @@ async def test_nothing_is_left_of_a_cluster_that_cannot_start(home: Home) -> Non
 
 async def test_missing_wheel_is_one_sentence(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.cluster.engines.util.find_spec", lambda name: None)
-    error = await refused(home)
+    error = await start_error(home)
     assert error.exit_code == 78 and error.hint == "hermes install cluster"
 
 

@@ -299,7 +299,7 @@ def test_tighten_of_missing_home_creates_nothing(home: Home) -> None:
 # ---- profiles
 
 
-def filled(home: Home) -> Home:
+def fill_home(home: Home) -> Home:
     homes.write_private(home.config_file, "agent:\n  max_turns: 7\nmodel:\n  api_key: sk-inline-secret\n")
     homes.write_private(home.env_file, "API_SERVER_KEY=sk-env-secret\n")
     homes.write_private(home.memories / "MEMORY.md", "likes tea")
@@ -319,27 +319,27 @@ def test_new_profile_is_empty_private_folder(home: Home, umask: int) -> None:
 
 
 def test_cloned_profile_has_settings_memory_and_skills(home: Home) -> None:
-    made = profiles.create_profile(filled(home), "work", clone=True)
+    made = profiles.create_profile(fill_home(home), "work", clone=True)
     assert made.config_file.read_text().startswith("agent:\n  max_turns: 7\n")
     assert (made.memories / "MEMORY.md").read_text() == "likes tea"
     assert mode(made.skills / "x" / "y" / "run.sh") == 0o700
 
 
 def test_cloned_profile_has_no_sessions_or_secrets(home: Home) -> None:
-    made = profiles.create_profile(filled(home), "work", clone=True)
+    made = profiles.create_profile(fill_home(home), "work", clone=True)
     assert not made.state_db.exists()
     assert not made.env_file.exists()
     assert "secret" not in everything(made.path)
 
 
 def test_cloned_profile_with_secrets(home: Home) -> None:
-    made = profiles.create_profile(filled(home), "work", clone=True, with_secrets=True)
+    made = profiles.create_profile(fill_home(home), "work", clone=True, with_secrets=True)
     assert made.env_file.read_text() == "API_SERVER_KEY=sk-env-secret\n"
     assert "sk-inline-secret" in made.config_file.read_text()
 
 
 def test_cloned_profile_is_private_under_any_umask(home: Home, umask: int) -> None:
-    made = profiles.create_profile(filled(home), "work", clone=True, with_secrets=True)
+    made = profiles.create_profile(fill_home(home), "work", clone=True, with_secrets=True)
     assert {mode(p) & 0o077 for p in [made.path, *made.path.rglob("*")]} == {0}
 
 
@@ -441,7 +441,7 @@ def test_profile_rename_to_taken_name_is_rejected(home: Home) -> None:
 
 
 def test_profile_delete_removes_home_and_sticky_choice(home: Home) -> None:
-    homes.use_profile(profiles.create_profile(filled(home), "work", clone=True), "work")
+    homes.use_profile(profiles.create_profile(fill_home(home), "work", clone=True), "work")
     profiles.delete_profile(home, "work")
     assert list((home.path / "profiles").iterdir()) == []
     assert homes.sticky_profile(home.path) == "default"

@@ -34,8 +34,8 @@ class Ledger:
     controls: set[tuple[str, str]] = field(default_factory=set)
     branches: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
-    gone: set[str] = field(default_factory=set)
-    gone_runs: set[str] = field(default_factory=set)
+    deleted_sessions: set[str] = field(default_factory=set)
+    deleted_runs: set[str] = field(default_factory=set)
     brief: dict[str, str] = field(default_factory=dict)
     summaries: set[tuple[str, str]] = field(default_factory=set)
     tokens: dict[str, int] = field(default_factory=dict)
@@ -76,9 +76,9 @@ class Ledger:
         self.brief[line["session"]] = line["run"]
 
     def _delete(self, line: Json) -> None:
-        self.gone.add(line["session"])
+        self.deleted_sessions.add(line["session"])
         if line["session"] in self.brief:
-            self.gone_runs.add(self.brief[line["session"]])
+            self.deleted_runs.add(self.brief[line["session"]])
 
     def _compact(self, line: Json) -> None:
         self.summaries.add((line["session"], line["text"]))
@@ -125,7 +125,7 @@ def is_sound(db: sqlite3.Connection) -> None:
     db.execute("INSERT INTO messages_fts(messages_fts, rank) VALUES ('integrity-check', 1)")
 
 
-def stored(db: sqlite3.Connection, ids: Iterable[int]) -> dict[int, tuple[str, str]]:
+def stored_rows(db: sqlite3.Connection, ids: Iterable[int]) -> dict[int, tuple[str, str]]:
     """Session and digest of these rows, as far as they are there."""
     wanted = json.dumps(list(ids))
     found = db.execute(
@@ -135,7 +135,7 @@ def stored(db: sqlite3.Connection, ids: Iterable[int]) -> dict[int, tuple[str, s
 
 
 def messages_are_there(db: sqlite3.Connection, ledger: Ledger) -> None:
-    found = stored(db, ledger.rows)
+    found = stored_rows(db, ledger.rows)
     lost = {row: told for row, told in ledger.rows.items() if found.get(row) != told}
     assert lost == {}, "rows that were told are not there, or are others"
     counted = db.execute(
@@ -171,7 +171,7 @@ def logs_and_rows_agree(db: sqlite3.Connection, ledger: Ledger) -> None:
         assert numbers[key].type == told["type"]
         assert told["row"] in (None, data.get("row"), data.get("user_row"))
     texts = {told["row"]: told["text"] for told in ledger.events.values() if told["row"] is not None}
-    assert {row: text for row, (_, text) in stored(db, texts).items()} == texts
+    assert {row: text for row, (_, text) in stored_rows(db, texts).items()} == texts
 
     partials = {
         (run, stream): (seq, text)
@@ -195,12 +195,12 @@ def branches_are_whole(db: sqlite3.Connection, ledger: Ledger) -> None:
     assert set(counts.values()) <= {TRUNK_ROWS}, "a fork has a part of its rows"
     assert ledger.branches - ledger.leaving <= set(counts), "a fork that was told is not there"
     sessions = {row[0] for row in db.execute("SELECT id FROM sessions")}
-    assert not ledger.gone & sessions, "what was deleted is there again"
+    assert not ledger.deleted_sessions & sessions, "what was deleted is there again"
     for table, column in (("messages", "session_id"), ("runs", "session_id")):
         left = {row[0] for row in db.execute(f"SELECT DISTINCT {column} FROM {table}")}
-        assert not ledger.gone & left, f"what was deleted has left something in {table}"
+        assert not ledger.deleted_sessions & left, f"what was deleted has left something in {table}"
     logs = {row[0] for row in db.execute("SELECT DISTINCT run_id FROM run_events")}
-    assert not ledger.gone_runs & logs
+    assert not ledger.deleted_runs & logs
 
 
 def compactions_are_whole(db: sqlite3.Connection, ledger: Ledger) -> None:

@@ -78,11 +78,18 @@ def test_killed_writer_loses_no_acknowledged_data(tmp_path: Path, file: int) -> 
             for line in killed_after(folder, f"{SEED}/{file}/{turn}", lines, wait_s):
                 ledger.take(json.loads(line))
             check(folder, ledger)
-    assert ledger.rows and ledger.runs and ledger.branches and ledger.gone and ledger.summaries and ledger.responses
+    assert (
+        ledger.rows
+        and ledger.runs
+        and ledger.branches
+        and ledger.deleted_sessions
+        and ledger.summaries
+        and ledger.responses
+    )
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def filled_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with so many messages in it."""
     path = tmp_path_factory.mktemp("filled") / "state.db"
     with contextlib.closing(SessionDB(path)) as db:
@@ -97,8 +104,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("turn", range(max(4, ROUNDS // 5)))
-def test_kill_during_migration_leaves_old_or_new_version(filled: Path, tmp_path: Path, turn: int) -> None:
-    path = Path(shutil.copy(filled, tmp_path / "state.db"))
+def test_kill_during_migration_leaves_old_or_new_version(filled_database: Path, tmp_path: Path, turn: int) -> None:
+    path = Path(shutil.copy(filled_database, tmp_path / "state.db"))
     source = """
         import sys
         from hermes.store.sessions import SessionDB

@@ -29,7 +29,9 @@ SESSIONS = ("hall", "attic")
 
 
 @asynccontextmanager
-async def house(folder: Path, handler: Handler = answer, **server: Any) -> AsyncIterator[tuple[ModelServer, Witness]]:
+async def started_server(
+    folder: Path, handler: Handler = answer, **server: Any
+) -> AsyncIterator[tuple[ModelServer, Witness]]:
     """A server with sessions to speak in, its model, and those who watch it."""
     async with ModelServer(handler=handler) as model:
         settings = {
@@ -54,7 +56,7 @@ async def killed(witness: Witness) -> None:
 
 @pytest.mark.parametrize("home", range(-(-ROUNDS // ROUNDS_PER_HOME)))
 async def test_killed_server_keeps_acknowledged_data(home_folder: Path, home: int) -> None:
-    async with house(home_folder) as (_, witness):
+    async with started_server(home_folder) as (_, witness):
         for turn in range(min(ROUNDS_PER_HOME, ROUNDS - home * ROUNDS_PER_HOME)):
             with seed_is_told("server", home, turn) as chance:
                 for at in range(TURNS):
@@ -83,7 +85,7 @@ def saw(witness: Witness, name: str, event: str) -> Json | None:
     return next((e for e in events(witness, name) if e["event"] == event), None)
 
 
-def said(witness: Witness, name: str) -> str:
+def text_of(witness: Witness, name: str) -> str:
     """The text that a reader has seen."""
     return "".join(e.get("delta", "") for e in events(witness, name))
 
@@ -117,7 +119,7 @@ def lines(witness: Witness) -> list[str]:
 
 async def test_turn_resumes_wherever_it_was_killed(home_folder: Path) -> None:
     stalls = stalling(("silent", 0, 0), ("text", 0, 900), ("between", 1, 0), ("after", 1, 900))
-    async with house(home_folder, stalls) as (model, witness):
+    async with started_server(home_folder, stalls) as (model, witness):
         await ask_all(
             witness,
             ("run", "silent", "c"),
@@ -131,7 +133,7 @@ async def test_turn_resumes_wherever_it_was_killed(home_folder: Path) -> None:
         await until(lambda: any("Turn silent" in str(request.body) for request in model.requests))
         await until(lambda: saw(witness, "text", "message.delta"))
         await until(lambda: any("call-between-0-0" in str(request.body) for request in model.requests))
-        await until(lambda: "message 1" in said(witness, "after"))
+        await until(lambda: "message 1" in text_of(witness, "after"))
         await until(lambda: "call-during-0-1" in lines(witness))
         asked = [(await waiting(witness, "approval", "waiting_for_approval"))["pending_approvals"]]
         asked.append((await waiting(witness, "question", "waiting_for_input"))["pending_question"])
@@ -154,7 +156,7 @@ async def test_turn_resumes_wherever_it_was_killed(home_folder: Path) -> None:
 
 @pytest.mark.parametrize("moment", ["the model has said all", "message.completed", "run.completed"])
 async def test_run_has_exactly_one_final_event(home_folder: Path, moment: str) -> None:
-    async with house(home_folder) as (model, witness):
+    async with started_server(home_folder) as (model, witness):
         await ask_all(witness, ("run", "one", ""), ("session stream", "two", ""), ("chat stream", "three", ""))
         if moment.startswith("the"):
             await until(lambda: len(model.requests) == 3 and not model.open_streams)
@@ -194,7 +196,7 @@ def text_in(answered: str) -> str:
 async def test_idempotent_retry_joins_resumed_turn(home_folder: Path, ending: int) -> None:
     plans = {kind: Plan(kind.replace(" ", "-"), ("c",)) for kind in WAYS}
     stalls = stalling(*((plan.name, 1, 900) for plan in plans.values()))
-    async with house(home_folder, stalls, drain_seconds=0) as (model, witness):
+    async with started_server(home_folder, stalls, drain_seconds=0) as (model, witness):
         gateway = witness.gateway
         await witness.open(*(plan.name for plan in plans.values()))
         asked = {kind: Asked(WAYS[kind], plan, plan.name, f"key-{plan.name}") for kind, plan in plans.items()}
@@ -257,7 +259,7 @@ async def test_accepted_but_unstarted_turn_runs_once(
     monkeypatch.setenv("PYTHONPATH", str(code))
     monkeypatch.setenv("KILL_MARK", str(mark))
     plan = Plan("made", ("c",))
-    async with house(home_folder) as (_, witness):
+    async with started_server(home_folder) as (_, witness):
         gateway = witness.gateway
         await witness.open("of-made")
         asked = Asked(WAYS[kind], plan, "of-made", "key-made")
@@ -279,7 +281,7 @@ async def test_accepted_but_unstarted_turn_runs_once(
 
 
 async def test_graceful_shutdown_finishes_runs_within_drain_time(home_folder: Path) -> None:
-    async with house(home_folder, drain_seconds=30) as (_, witness):
+    async with started_server(home_folder, drain_seconds=30) as (_, witness):
         gateway = witness.gateway
         await ask_all(witness, ("run", "tool", "w"), ("chat stream", "text", "r/r"))
         await until(lambda: lines(witness) and saw(witness, "text", "message.delta"))
@@ -302,7 +304,7 @@ async def test_graceful_shutdown_finishes_runs_within_drain_time(home_folder: Pa
 
 async def test_graceful_shutdown_hands_over_or_ends_remaining_runs(home_folder: Path) -> None:
     stalls = stalling(("answer", 0, 900), ("client", 0, 900))
-    async with house(home_folder, stalls, drain_seconds=0) as (_, witness):
+    async with started_server(home_folder, stalls, drain_seconds=0) as (_, witness):
         await ask_all(
             witness,
             ("run", "tool", "wc"),

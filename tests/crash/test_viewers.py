@@ -14,7 +14,7 @@ import pytest
 from support.gateway import CUT, Gateway
 from support.model_server import Handler, Reply, Request
 
-from .test_server_crashes import house
+from .test_server_crashes import started_server
 from .witness import TAKEN_UP_S
 
 Frames = dict[int, bytes]
@@ -66,7 +66,7 @@ def two_answers() -> Handler:
 
 @pytest.mark.parametrize("deltas", range(1, 7))
 async def test_replayed_sequence_number_never_changes_content(home_folder: Path, deltas: int) -> None:
-    async with house(home_folder, two_answers()) as (_, witness):
+    async with started_server(home_folder, two_answers()) as (_, witness):
         gateway, seen = witness.gateway, Frames()
         body = {"input": "Count.", "stream": True, "background": True}
         async with gateway.client.post("/v1/responses", json=body) as response:

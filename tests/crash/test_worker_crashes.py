@@ -146,4 +146,4 @@ async def test_crashing_worker_restart_backoff(home_folder: Path) -> None:
             os.kill(pid, signal.SIGKILL)
             await until(lambda pid=pid: len(server.pids) == 2 and pid not in server.pids)  # type: ignore[misc]
         await server.both()
-        assert server.gateway.said.count("has ended with -9") == 3
+        assert server.gateway.stderr_text.count("has ended with -9") == 3

@@ -627,7 +627,7 @@ async def test_body_is_not_sent_to_other_server(
 # ---- what comes back
 
 
-async def answered(stage: Stage, tmp_path: Path, body: bytes, headers: dict[str, str], **more: Any) -> bytes | str:
+async def answer_data(stage: Stage, tmp_path: Path, body: bytes, headers: dict[str, str], **more: Any) -> bytes | str:
     """The data that a server's answer gives, or the rule that it ends by."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -683,12 +683,12 @@ PLENTY = NOISE * 50
 async def test_decompression_is_limited(
     stage: Stage, tmp_path: Path, encoding: str, body: bytes, outcome: bytes | str
 ) -> None:
-    assert await answered(stage, tmp_path, body, {"Content-Encoding": encoding}) == outcome
+    assert await answer_data(stage, tmp_path, body, {"Content-Encoding": encoding}) == outcome
 
 
 @pytest.mark.parametrize(("size", "outcome"), [(1000, b"x" * 1000), (1001, "too_large")])
 async def test_response_size_limit_is_exact(stage: Stage, tmp_path: Path, size: int, outcome: bytes | str) -> None:
-    assert await answered(stage, tmp_path, b"x" * size, {}, bytes_max=1000) == outcome
+    assert await answer_data(stage, tmp_path, b"x" * size, {}, bytes_max=1000) == outcome
 
 
 async def test_endless_response_is_cut_at_limit(stage: Stage, tmp_path: Path) -> None:
@@ -728,7 +728,7 @@ async def test_endless_response_is_cut_at_limit(stage: Stage, tmp_path: Path) ->
 )
 async def test_content_type_is_checked(stage: Stage, tmp_path: Path, content_type: str, kind: str) -> None:
     for kinds_asked in (DOCUMENTS, IMAGES, frozenset({kind or "text"})):
-        found = await answered(stage, tmp_path, b"text", {"Content-Type": content_type}, kinds=kinds_asked)
+        found = await answer_data(stage, tmp_path, b"text", {"Content-Type": content_type}, kinds=kinds_asked)
         assert found == (b"text" if kind in kinds_asked else "content_type")
 
 

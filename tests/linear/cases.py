@@ -165,7 +165,7 @@ for mode, events in zip(MODES, (chat_events, anthropic_events, responses_events)
     case(f"events of {mode}", f"providers.{mode} agent.assembler", events, fed(mode), size=60, large=20_000)
 
 
-def talk(n: int) -> list[Json]:
+def conversation(n: int) -> list[Json]:
     """A conversation with calls, images, reasoning and foreign text."""
     made: list[Json] = []
     for at in range(n):
@@ -191,7 +191,9 @@ def requested(mode: str) -> Callable[[list[Json]], Any]:
 
 
 for mode in MODES:
-    case(f"a request of {mode}", f"providers.{mode} providers.base", talk, requested(mode), size=60, large=20_000)
+    case(
+        f"a request of {mode}", f"providers.{mode} providers.base", conversation, requested(mode), size=60, large=20_000
+    )
     refused = json.dumps({"error": {"message": "x " * 10}})
     case(
         f"many tools for {mode}",
@@ -336,7 +338,7 @@ for one in TAGS:
         large=100_000,
     )
 texts("links in a message", "agent.media_tags", media_tags.strip_rendered_media, TAGS, large=300_000)
-case("images that are not seen", "tools.images", talk, images.hide_tool_images, size=60, large=20_000)
+case("images that are not seen", "tools.images", conversation, images.hide_tool_images, size=60, large=20_000)
 texts(
     "a steer in a result",
     "core.message_marks",
@@ -347,7 +349,7 @@ texts(
 case(
     "messages from outside",
     "core.message_marks",
-    talk,
+    conversation,
     lambda found: [message_marks.is_foreign(m) for m in found],
     size=60,
     large=20_000,
@@ -456,7 +458,12 @@ for one in ("kn0wn-v", "kn0wn-value-of-the-process", "a", "k"):
         lambda n, one=one: cut_text(one * (n // len(one) + 1), 5), masked, size=2_000, large=300_000,  # type: ignore[misc]
     )  # fmt: skip
 case(
-    "redaction of a tree", "guards.secrets", talk, lambda found: redact_tree(found, KNOWN.redact), size=60, large=4_000
+    "redaction of a tree",
+    "guards.secrets",
+    conversation,
+    lambda found: redact_tree(found, KNOWN.redact),
+    size=60,
+    large=4_000,
 )
 ORDERS = [
     "ignore ",
@@ -487,27 +494,39 @@ texts(
 # ---- compaction and stored conversations
 
 BUDGET = compress.Budget(2_000, 500)
-case("a plan", "agent.compress", talk, lambda found: compress.plan(found, BUDGET), size=60, large=30_000)
+case("a plan", "agent.compress", conversation, lambda found: compress.plan(found, BUDGET), size=60, large=30_000)
 case(
     "a plan for one user", "agent.compress", plain_talk, lambda found: compress.plan(found[::2], BUDGET), large=200_000
 )
-case("shorter results", "agent.compress", talk, compress.prune, size=60, large=30_000)
-case("an extract", "agent.compress", talk, lambda found: compress.extract(found, 1_000), size=60, large=30_000)
-case("a transcript", "agent.compress", talk, lambda found: compress.transcript(found, 1_000), size=60, large=30_000)
+case("shorter results", "agent.compress", conversation, compress.prune, size=60, large=30_000)
+case("an extract", "agent.compress", conversation, lambda found: compress.extract(found, 1_000), size=60, large=30_000)
 case(
-    "the size of a conversation", "agent.compress core.tokens agent.turn", talk, compress.size_of, size=60, large=30_000
+    "a transcript",
+    "agent.compress",
+    conversation,
+    lambda found: compress.transcript(found, 1_000),
+    size=60,
+    large=30_000,
+)
+case(
+    "the size of a conversation",
+    "agent.compress core.tokens agent.turn",
+    conversation,
+    compress.size_of,
+    size=60,
+    large=30_000,
 )
 
 
-def kept(found: list[Json]) -> list[rows.Row]:
+def message_rows(found: list[Json]) -> list[rows.Row]:
     return [rows.row_of_message("s", message) for message in found]
 
 
-case("stored messages that are others", "store.rows", lambda n: (kept(plain_talk(n)), kept(talk(n // 5))),
+case("stored messages that are others", "store.rows", lambda n: (message_rows(plain_talk(n)), message_rows(conversation(n // 5))),
      lambda both: rows._origins(*both), large=30_000)  # fmt: skip
-case("every third stored message", "store.rows", lambda n: (kept(plain_talk(n)), kept(plain_talk(n)[2::3])),
+case("every third stored message", "store.rows", lambda n: (message_rows(plain_talk(n)), message_rows(plain_talk(n)[2::3])),
      lambda both: rows._origins(*both), large=30_000)  # fmt: skip
-case("results in the order of their calls", "store.rows", lambda n: kept(talk(n)), lambda found: list(rows.in_call_order(found)),
+case("results in the order of their calls", "store.rows", lambda n: message_rows(conversation(n)), lambda found: list(rows.in_call_order(found)),
      size=60, large=20_000)  # fmt: skip
 
 
@@ -519,7 +538,7 @@ def many_calls(n: int) -> list[Json]:
 
 for mode in MODES:
     case(f"many calls of one message, {mode}", f"providers.{mode}", many_calls, requested(mode), large=50_000)
-case("many calls of one message, sorted", "store.rows", lambda n: kept(many_calls(n)), lambda found: list(rows.in_call_order(found)),
+case("many calls of one message, sorted", "store.rows", lambda n: message_rows(many_calls(n)), lambda found: list(rows.in_call_order(found)),
      large=50_000)  # fmt: skip
 case(
     "many calls of one message, planned",
@@ -533,7 +552,7 @@ case("calls that are open", "server.turns", many_calls, turns.open_calls, large=
 case(
     "hashes of messages",
     "store.digests",
-    talk,
+    conversation,
     lambda found: [digests.digest_of(m) for m in found],
     size=60,
     large=10_000,
@@ -639,7 +658,7 @@ def body(**fields: Any) -> bytes:
 
 
 def chat_messages(n: int) -> bytes:
-    return body(messages=[*talk(n), {"role": "user", "content": "go"}])
+    return body(messages=[*conversation(n), {"role": "user", "content": "go"}])
 
 
 def split_messages(data: bytes) -> Any:
@@ -801,7 +820,7 @@ for name, (parts, renderer) in RENDERERS.items():
 case("result for the local model", "providers.local_results",
      lambda n: json.dumps({"matches": [{"path": "a", "line": 1, "text": "word"}] * n}),
      lambda text: render_result("search_files", text), large=20_000)  # fmt: skip
-case("messages of a turn", "server.render_session", talk, turn_messages, size=60, large=10_000)
+case("messages of a turn", "server.render_session", conversation, turn_messages, size=60, large=10_000)
 
 
 # ---- tools

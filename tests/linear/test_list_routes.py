@@ -63,7 +63,7 @@ class Counted(connections.Connection):
 
 
 @pytest.fixture(autouse=True)
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def counted_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(connections, "Connection", Counted)
     yield
 

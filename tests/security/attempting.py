@@ -16,13 +16,13 @@ from typing import Any
 
 from aiohttp import web
 
-from agent.house import Json
+from agent.harness import Json
 from guards.stage import WORLD, Stage, serving
 from hermes.core.threads import Threads
 from hermes.tools import files, patching, searching, vision
 from hermes.tools import web as web_tools
 from support.model_server import Call
-from tools.commanding import Desk
+from tools.commanding import ToolSession
 from tools.turns import unframed
 
 from .canaries import Canaries
@@ -96,15 +96,15 @@ async def _redirecting(request: web.Request) -> web.StreamResponse:
     raise web.HTTPFound(request.query_string) if request.query_string else web.HTTPNotFound
 
 
-async def carried_out(desk: Desk, canaries: Canaries, attempt: Attempt) -> tuple[list[Json], str]:
+async def carried_out(tool_session: ToolSession, canaries: Canaries, attempt: Attempt) -> tuple[list[Json], str]:
     """The answer to each step, and everything that was told of them."""
-    desk.offer(*TOOLS)
+    tool_session.offer(*TOOLS)
     told: list[Any] = []
     answers: list[Json] = []
     async with serving(_redirecting) as port:
-        desk.house.app.services.outside.network = RunResources(desk.house.app.services.files, port)
+        tool_session.harness.app.services.outside.network = RunResources(tool_session.harness.app.services.files, port)
         for tool, text in attempt.steps:
-            ran = await desk.ran(Call(tool, _given(tool, canaries.told(text))))
+            ran = await tool_session.run(Call(tool, _given(tool, canaries.substitute(text))))
             contents = [m["content"] for m in ran.result["messages"] if m["role"] == "tool"]
             answers.append(json.loads(unframed(contents[-1])))
             told += [contents, [event for event in ran.events if event["type"] != "tool.started"]]
@@ -168,4 +168,4 @@ def done_plainly(canaries: Canaries, attempt: Attempt) -> str:
     """What comes of an attempt that no guard sees and no sandbox holds."""
     together = itertools.groupby(attempt.steps, key=lambda step: step[0])
     steps = [(tool, "\n".join(text for _, text in same)) for tool, same in together]
-    return "\n".join(_UNGUARDED[tool](canaries.told(text), canaries) for tool, text in steps)
+    return "\n".join(_UNGUARDED[tool](canaries.substitute(text), canaries) for tool, text in steps)

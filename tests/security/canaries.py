@@ -175,7 +175,7 @@ class Canaries:
             "@REQUEST_KEY@": str(_KEY_CALLS[1]), "@KEYCTL@": str(_KEY_CALLS[2]),
         }  # fmt: skip
 
-    def told(self, text: str) -> str:
+    def substitute(self, text: str) -> str:
         """A text of the table as it is for these canaries."""
         for token, value in self.tokens.items():
             text = text.replace(token, value)

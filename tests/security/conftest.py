@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.conftest import house, make_house, one_tls_context, quick, server
+from agent.conftest import harness, make_harness, one_tls_context, quick, server
 
 from .canaries import canaries
 
-__all__ = ["canaries", "house", "make_house", "one_tls_context", "quick", "server"]
+__all__ = ["canaries", "harness", "make_harness", "one_tls_context", "quick", "server"]
 
 
 @pytest.fixture(autouse=True)

@@ -66,12 +66,12 @@ class Rig:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with rigged(tmp_path) as made:
+    async with started_rig(tmp_path) as made:
         yield made
 
 
 @asynccontextmanager
-async def rigged(
+async def started_rig(
     tmp_path: Path, *, own: tuple[int, ...] = (), upstream_proxy: str | None = None, **settings: Any
 ) -> AsyncIterator[Rig]:
     threads = Threads(4)
@@ -254,7 +254,7 @@ async def test_operator_upstream_proxy_is_used(tmp_path: Path) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         writer.write(await reader.readexactly(4))
 
-    async with raw_server(handle) as port, rigged(tmp_path, upstream_proxy=f"http://127.0.0.1:{port}") as rig:
+    async with raw_server(handle) as port, started_rig(tmp_path, upstream_proxy=f"http://127.0.0.1:{port}") as rig:
         rig.stage.answers["127.0.0.1"] = [["127.0.0.1"]]
         reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
         writer.write(b"CONNECT page.test:443 HTTP/1.1\r\n\r\n")
@@ -388,14 +388,14 @@ async def test_private_addresses_when_allowed_never_include_metadata_or_our_own_
 
     async with serving(page) as port:
         own = (port,) if is_own else ()
-        async with rigged(tmp_path, own=own, security__allow_private_urls=True) as rig:
+        async with started_rig(tmp_path, own=own, security__allow_private_urls=True) as rig:
             rig.stage.answers["page.test"] = [[address]]
             answer = await rig.send(f"GET http://page.test:{port}/ HTTP/1.1\r\n\r\n".encode())
     assert status_of(answer) == status
 
 
 async def test_website_blocklist_is_enforced(tmp_path: Path) -> None:
-    async with rigged(tmp_path, security__website_blocklist=["page.test"]) as rig:
+    async with started_rig(tmp_path, security__website_blocklist=["page.test"]) as rig:
         answer = await rig.send(b"CONNECT a.page.test:443 HTTP/1.1\r\n\r\n")
         assert status_of(answer) == 403 and "website_blocklist" in body_of(answer) and rig.asked == []
 
@@ -482,7 +482,7 @@ async def test_client_disconnect_cancels_host_approval(rig: Rig) -> None:
 async def test_connections_over_limit_wait_for_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy_module.limits, "EGRESS_CONNECTIONS_MAX", 2)
     go = asyncio.Event()
-    async with rigged(tmp_path) as rig:
+    async with started_rig(tmp_path) as rig:
         rig.granted.clear()
         rig.wait = go.wait
         sends = [asyncio.create_task(rig.send(b"CONNECT page.test:443 HTTP/1.1\r\n\r\n")) for _ in range(5)]
@@ -552,7 +552,7 @@ async def test_proxy_is_the_only_way_out_of_a_network_namespace(tmp_path: Path) 
     async def page(request: web.Request) -> web.StreamResponse:
         return web.Response(text=f"{request.scheme} page")
 
-    async with serving(page) as plain, serving(page, tls=tls) as secure, rigged(tmp_path) as rig:
+    async with serving(page) as plain, serving(page, tls=tls) as secure, started_rig(tmp_path) as rig:
         rig.stage.servers[WORLD] = plain
         assert await in_namespace(rig.proxy, "curl", "-sS", "http://page.test/") == (0, "http page")
         rig.stage.servers[WORLD] = secure

@@ -75,7 +75,7 @@ def check_envelope(status: int, body: Any) -> Json:
     return dict(error)
 
 
-async def told(response: aiohttp.ClientResponse, status: int = 200) -> Json:
+async def read_json(response: aiohttp.ClientResponse, status: int = 200) -> Json:
     """The JSON of an answer with that status; the headers are looked at as well."""
     text = await response.text()
     assert response.status == status, f"{response.status}: {text}"
@@ -87,9 +87,9 @@ async def told(response: aiohttp.ClientResponse, status: int = 200) -> Json:
     return body
 
 
-async def refused(response: aiohttp.ClientResponse, status: int, code: str, param: str | Any | None = ...) -> Json:
+async def read_error(response: aiohttp.ClientResponse, status: int, code: str, param: str | Any | None = ...) -> Json:
     """The error object of a refusal with that status and code."""
-    error: Json = (await told(response, status))["error"]
+    error: Json = (await read_json(response, status))["error"]
     assert error["code"] == code, error
     if param is not ...:
         assert error["param"] == param, error
@@ -340,7 +340,7 @@ class HeldModel(ModelServer):
             record.sent += len(data)
         return response
 
-    async def asked(self, count: int = 1) -> Request:
+    async def wait_for_request(self, count: int = 1) -> Request:
         """The request of that number, waited for."""
         await self.until(lambda: len(self.requests) >= count)
         return self.requests[count - 1]
@@ -378,6 +378,6 @@ def system_of(request: Request) -> str:
     return "\n".join(turn.text for turn in request.turns if turn.role == "system")
 
 
-def offered(request: Request) -> list[str]:
+def tool_names(request: Request) -> list[str]:
     """The names of the tools that the model was offered."""
     return [entry["function"]["name"] for entry in request.body.get("tools") or []]

@@ -10,7 +10,7 @@ import pytest
 
 from support.model_server import Reply
 
-from .clients import RawAnswer, Wire, check_envelope, check_headers, told, user
+from .clients import RawAnswer, Wire, check_envelope, check_headers, read_json, user
 from .conftest import Api, Start
 
 ROUNDS = 200
@@ -62,12 +62,12 @@ async def test_random_bytes_do_not_break_server(start: Start, monkeypatch: pytes
     api = await start(handler=lambda _: Reply(text="Fine."))
     luck, whole = random.Random(7), request(api.client.headers["Authorization"])
     for batch in range(0, ROUNDS, 20):
-        await asyncio.gather(*(one(api, spoilt(whole, luck)) for _ in range(batch, batch + 20)))
+        await asyncio.gather(*(send_bytes(api, spoilt(whole, luck)) for _ in range(batch, batch + 20)))
     async with api.get("/health") as response:
-        await told(response)
+        await read_json(response)
 
 
-async def one(api: Api, data: bytes) -> None:
+async def send_bytes(api: Api, data: bytes) -> None:
     async with await Wire.open(api.url) as wire:
         await wire.send(data)
         answer = await first_answer(wire)

@@ -112,7 +112,7 @@ async def test_slow_reader_backpressure_loses_nothing(start: Start, path: str, b
         async with await Wire.open(api.url, receive_buffer=8192) as wire:
             await wire.request("POST", path, body, Authorization=key)
             await wire.head()
-            await model.asked(2)
+            await model.wait_for_request(2)
             gc.collect()
             ours = [held for held in connections() if held.transport is not None and held._current_request is not None]
             assert ours

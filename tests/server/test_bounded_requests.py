@@ -15,7 +15,7 @@ from hermes.server import request_bodies
 from hermes.server.errors import ApiError
 from support.model_server import Reply
 
-from .clients import Json, Wire, check_envelope, check_headers, refused, told, user
+from .clients import Json, Wire, check_envelope, check_headers, read_error, read_json, user
 from .conftest import KEY, Api, Start
 
 CHAT, RESPONSES, SESSIONS, JOBS = "/v1/chat/completions", "/v1/responses", "/api/sessions", "/api/jobs"
@@ -49,7 +49,7 @@ async def test_too_many_fields_are_rejected(api: Api, path: str) -> None:
     for name, body, code, param, limit in TOO_MUCH:
         data = json.dumps(body, separators=(",", ":")).encode()
         async with api.post(path, data=data, headers={"Idempotency-Key": name.replace(" ", "-")}) as response:
-            error = await refused(response, 400, code, param)
+            error = await read_error(response, 400, code, param)
         assert limit in error["message"]
         assert (param or "body") in error["message"]
 
@@ -104,9 +104,9 @@ def test_surrogate_replacement_is_not_per_character() -> None:
 
 async def test_patch_with_too_many_fields_is_rejected(api: Api) -> None:
     async with api.post(SESSIONS, {}) as response:
-        session_id = (await told(response, 201))["session"]["id"]
+        session_id = (await read_json(response, 201))["session"]["id"]
     async with api.patch(f"{SESSIONS}/{session_id}", many(JSON_FIELDS_MAX + 1)) as response:
-        await refused(response, 400, "too_many_fields")
+        await read_error(response, 400, "too_many_fields")
 
 
 async def test_websocket_message_with_too_many_fields_is_rejected(api: Api) -> None:
@@ -121,7 +121,7 @@ async def test_ignored_header_is_limited(start: Start) -> None:
     api = await start(Reply(text="Hello."))
     unknown = {f"unknown_{number}_é": 1 for number in range(JSON_FIELDS_MAX - 1)}
     async with api.post(CHAT, {**unknown, **user()}) as response:
-        await told(response)
+        await read_json(response)
         listed = response.headers["X-Hermes-Ignored"]
     assert 480 < len(listed.encode()) <= 512
     assert listed.split(", ") == list(unknown)[: listed.count(",") + 1]
@@ -149,7 +149,7 @@ async def test_error_quotes_input_briefly(
     api: Api, method: str, path: str, body: Any, headers: dict[str, str], status: int
 ) -> None:
     async with api.post(SESSIONS, {}) as response:
-        path = path.replace("{id}", (await told(response, 201))["session"]["id"])
+        path = path.replace("{id}", (await read_json(response, 201))["session"]["id"])
     async with api.client.request(method, api.url + path, json=body, headers=headers) as response:
         error = check_envelope(status, await response.json())
         assert response.status == status, error
@@ -159,9 +159,9 @@ async def test_error_quotes_input_briefly(
 
 async def test_secret_in_field_name_is_redacted(api: Api) -> None:
     async with api.post(SESSIONS, {}) as response:
-        session_id = (await told(response, 201))["session"]["id"]
+        session_id = (await read_json(response, 201))["session"]["id"]
     async with api.patch(f"{SESSIONS}/{session_id}", {KEY: 1}) as response:
-        error = await refused(response, 400, "unsupported_session_field", "[redacted]")
+        error = await read_error(response, 400, "unsupported_session_field", "[redacted]")
     assert KEY not in json.dumps(error)
 
 
@@ -225,10 +225,10 @@ async def test_body_of_rate_limited_request_is_not_inflated(start: Start, inflat
     )
     headers = {"Authorization": f"Bearer {'k' * 8 + KEY}", "Content-Encoding": "gzip"}
     async with api.post(CHAT, data=PACKED, headers=headers) as response:
-        await told(response)
+        await read_json(response)
     assert len(inflaters) == 1
     async with api.post(CHAT, data=PACKED, headers=headers) as response:
-        await refused(response, 429, "rate_limit_exceeded")
+        await read_error(response, 429, "rate_limit_exceeded")
     assert len(inflaters) == 1
 
 
@@ -238,7 +238,7 @@ async def test_compressed_bodies_are_read(start: Start, encoding: str) -> None:
     data = json.dumps(user()).encode()
     packed = {"gzip": gzip.compress, "x-gzip": gzip.compress, "deflate": zlib.compress}.get(encoding.lower(), bytes)
     async with api.post(CHAT, data=packed(data), headers={"Content-Encoding": encoding}) as response:
-        await told(response)
+        await read_json(response)
 
 
 BROKEN = [
@@ -253,7 +253,7 @@ BROKEN = [
 @pytest.mark.parametrize(("packed", "status", "code"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
 async def test_invalid_compressed_body_is_rejected(api: Api, packed: bytes, status: int, code: str) -> None:
     async with api.post(CHAT, data=packed, headers={"Content-Encoding": "gzip"}) as response:
-        await refused(response, status, code)
+        await read_error(response, status, code)
 
 
 # ---- heads
@@ -281,7 +281,7 @@ async def test_non_utf8_header_is_rejected(api: Api, name: str, param: str) -> N
 async def test_utf8_header_is_read(start: Start) -> None:
     api = await start(Reply(text="Hello."))
     async with api.post(CHAT, user(), headers={"X-Hermes-Session-Key": "café"}) as response:
-        assert (await told(response))["choices"]
+        assert (await read_json(response))["choices"]
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
@@ -362,6 +362,6 @@ async def test_uncheckable_strict_schema_is_rejected(api: Api, schema: Json, wor
     text = {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": schema}}
     for path, body in ((CHAT, user(response_format=chat)), (RESPONSES, {"input": "x", "text": text})):
         async with api.post(path, body) as response:
-            error = await refused(response, 400, "invalid_value")
+            error = await read_error(response, 400, "invalid_value")
         assert any(word in error["message"] for word in words.split("|")), error
     assert api.model.requests == []

@@ -18,11 +18,11 @@ from .clients import (
     Stream,
     chat_text,
     function,
-    refused,
+    read_error,
+    read_json,
     sent,
     stream_of,
     system_of,
-    told,
     user,
 )
 from .conftest import Api, Start
@@ -44,7 +44,7 @@ async def ask(api: Api, body: Json, **headers: str) -> tuple[Json, Any]:
     """A plain answer and its headers."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with api.post(CHAT, body, headers=named) as response:
-        return await told(response), response.headers
+        return await read_json(response), response.headers
 
 
 async def streamed(api: Api, body: Json, **headers: str) -> list[Frame]:
@@ -305,7 +305,7 @@ async def test_model_alias_uses_its_route(start: Start, model: str, strict: bool
 async def test_strict_models_reject_unknown(start: Start) -> None:
     api = await start(Reply(text="Hello."), strict_models=True)
     async with api.post(CHAT, user(model="other")) as response:
-        await refused(response, 404, "model_not_found", "model")
+        await read_error(response, 404, "model_not_found", "model")
     await ask(api, user(model="hermes-agent"))
 
 
@@ -348,7 +348,7 @@ async def test_open_server_accepts_session_id_but_not_session_key(start: Start) 
     _, headers = await ask(api, user(), X_Hermes_Session_Id="hall")
     assert headers["X-Hermes-Session-Id"] == "hall"
     async with api.post(CHAT, user(), headers={"X-Hermes-Session-Key": "me"}) as response:
-        error = await refused(response, 403, "session_key_requires_api_key")
+        error = await read_error(response, 403, "session_key_requires_api_key")
         assert "X-Hermes-Session-Key requires API key" in error["message"]
 
 
@@ -362,7 +362,7 @@ async def test_conversation_keeps_session_over_turns(api: Api) -> None:
     assert first["X-Hermes-Session-Id"].startswith("api-")
     assert second["X-Hermes-Session-Id"] == first["X-Hermes-Session-Id"]
     async with api.get(f"/api/sessions/{first['X-Hermes-Session-Id']}/messages") as response:
-        rows = (await told(response))["data"]
+        rows = (await read_json(response))["data"]
     assert [row["content"] for row in rows] == ["hi", "Hello.", "ok?", "Fine."]
 
 
@@ -382,7 +382,7 @@ async def test_concurrent_equal_openings_do_not_wait(start: Start) -> None:
     async with HeldModel(*[Reply(text="Hello.", continues=False)] * 3) as model:
         api = await start(settings=model.settings)
         turns = [asyncio.create_task(ask(api, user("hi"))) for _ in range(3)]
-        await model.asked(3)
+        await model.wait_for_request(3)
         model.let_all()
         ids = {headers["X-Hermes-Session-Id"] for _, headers in await asyncio.gather(*turns)}
     assert len(ids) == 3
@@ -396,9 +396,9 @@ async def test_busy_session_is_409_with_run_id(start: Start) -> None:
         api = await start(settings=model.settings, session_wait_seconds=0)
         async with api.post(CHAT, user(stream=True), headers={"X-Hermes-Session-Id": "hall"}) as holder:
             assert holder.status == 200, await holder.text()
-            await model.asked()
+            await model.wait_for_request()
             async with api.post(CHAT, user(), headers={"X-Hermes-Session-Id": "hall"}) as response:
-                await refused(response, 409, "session_busy")
+                await read_error(response, 409, "session_busy")
                 assert int(response.headers["Retry-After"]) >= 1
                 assert response.headers["x-should-retry"] == "true"
                 assert response.headers["X-Hermes-Run-Id"] == holder.headers["X-Hermes-Run-Id"]
@@ -420,7 +420,7 @@ async def test_second_turn_waits_and_sees_first(start: Start) -> None:
     async with HeldModel(Reply(text="Hello."), Reply(text="Again.")) as model:
         api = await start(settings=model.settings)
         first = asyncio.create_task(ask(api, user("one"), X_Hermes_Session_Id="hall"))
-        await model.asked()
+        await model.wait_for_request()
         second = asyncio.create_task(ask(api, user("two"), X_Hermes_Session_Id="hall"))
         model.let_all()
         await asyncio.gather(first, second)
@@ -437,11 +437,11 @@ async def test_concurrency_cap_on_every_route(start: Start, path: str, body: Jso
     async with HeldModel(*[Reply(text="Hello.", continues=False)] * 2) as model:
         api = await start(settings=model.settings, max_concurrent_runs=1)
         if "s1" in path:
-            await told(await api.post("/api/sessions", {"id": "s1"}), 201)
+            await read_json(await api.post("/api/sessions", {"id": "s1"}), 201)
         first = asyncio.create_task(ask(api, user("first")))
-        await model.asked()
+        await model.wait_for_request()
         async with api.post(path, body) as response:
-            await refused(response, 429, "rate_limit_exceeded")
+            await read_error(response, 429, "rate_limit_exceeded")
             assert int(response.headers["Retry-After"]) >= 1
             assert response.headers["x-should-retry"] == "true"
         model.let_all()
@@ -455,10 +455,10 @@ async def test_draining_server_rejects_new_turns(api: Api) -> None:
     await api.app.engine.drain(0)
     for path, body in ((CHAT, user()), ("/v1/responses", {"input": "x"}), ("/v1/runs", {"input": "x"})):
         async with api.post(path, body) as response:
-            await refused(response, 503, "gateway_draining")
+            await read_error(response, 503, "gateway_draining")
             assert int(response.headers["Retry-After"]) >= 1
     async with api.get("/v1/models") as response:
-        await told(response)
+        await read_json(response)
 
 
 # ---- what is not to be kept
@@ -473,17 +473,17 @@ async def test_store_false_leaves_nothing(api: Api, stream: bool) -> None:
             run_id = response.headers["X-Hermes-Run-Id"]
             await response.read()
         async with api.get(f"/v1/runs/{run_id}") as response:
-            await refused(response, 404, "run_not_found")
+            await read_error(response, 404, "run_not_found")
     assert [sent(request) for request in api.model.requests] == [[("user", "strawberries")]] * 2
     for path in ("/api/sessions", "/v1/runs", "/api/sessions/search?q=strawberries"):
         async with api.get(path) as response:
-            assert (await told(response))["data"] == [], path
+            assert (await read_json(response))["data"] == [], path
     headers = {"X-Hermes-Session-Id": "hall"}
     async with api.post(CHAT, user("strawberries", store=False, stream=stream), headers=headers) as response:
         assert response.status == 200
         await response.read()
     async with api.get("/api/sessions") as response:
-        assert [session["id"] for session in (await told(response))["data"]] == ["hall"]
+        assert [session["id"] for session in (await read_json(response))["data"]] == ["hall"]
 
 
 async def test_store_false_client_call_leaves_nothing(api: Api, home_folder: Path) -> None:
@@ -497,6 +497,6 @@ async def test_concurrent_store_false_requests_do_not_wait(start: Start) -> None
     async with HeldModel(Reply(text="a"), Reply(text="a")) as held:
         api = await start(settings=held.settings, session_wait_seconds=0)
         asking = [asyncio.create_task(api.ask("hi", store=False)) for _ in range(2)]
-        await held.asked(2)
+        await held.wait_for_request(2)
         held.let_all()
         await asyncio.gather(*asking)

@@ -14,7 +14,7 @@ from hermes.server.request_options import RequestOptions
 from hermes.server.turns import Turn
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, Stream, Wire, chat_text, eventually, frames, told, user
+from .clients import HeldModel, Json, Stream, Wire, chat_text, eventually, frames, read_json, user
 from .conftest import Api, Start
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -53,7 +53,7 @@ async def send(api: Api, kind: str, **headers: str) -> Wire:
 
 async def runs(api: Api) -> list[Json]:
     async with api.get("/v1/runs") as response:
-        listed: list[Json] = (await told(response))["data"]
+        listed: list[Json] = (await read_json(response))["data"]
         return listed
 
 
@@ -72,7 +72,7 @@ async def last_event(api: Api, run_id: str) -> Json:
 
 async def rows(api: Api, session_id: str) -> list[Json]:
     async with api.get(f"/api/sessions/{session_id}/messages") as response:
-        found: list[Json] = (await told(response))["data"]
+        found: list[Json] = (await read_json(response))["data"]
         return found
 
 
@@ -90,7 +90,7 @@ async def test_disconnect_while_provider_is_silent(start: Start, kind: str, way:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings)
         wire = await send(api, kind, X_Hermes_Session_Id="hall")
-        await model.asked()
+        await model.wait_for_request()
         await WAYS[way](wire)
         await noticed(model)
         run = await the_run(api)
@@ -111,7 +111,7 @@ async def test_disconnect_mid_answer(start: Start, kind: str, way: str) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings)
         wire = await send(api, kind, X_Hermes_Session_Id="hall")
-        await model.asked()
+        await model.wait_for_request()
         model.let()
         if "stream" in kind:
             await wire.read_until(b"Half")
@@ -146,7 +146,7 @@ async def check_response(api: Api, response_id: str, text: str) -> None:
     async with asyncio.timeout(20):
         while made["status"] == "in_progress":  # the run has ended; its response is written right after it
             async with api.get(f"{RESPONSES}/{response_id}") as response:
-                made = await told(response)
+                made = await read_json(response)
     assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})
     said = [part["text"] for item in made["output"] for part in item.get("content", [])]
     assert said == ([text] if text else [])
@@ -156,15 +156,15 @@ async def test_disconnect_while_waiting_for_session(start: Start) -> None:
     async with HeldModel(Reply(text="First."), Reply(text="Third.")) as model:
         api = await start(settings=model.settings)
         first = asyncio.create_task(api.post(CHAT, user("first"), headers={"X-Hermes-Session-Id": "hall"}))
-        await model.asked()
+        await model.wait_for_request()
         wire = await send(api, "chat stream", X_Hermes_Session_Id="hall")
         await asyncio.sleep(0.05)
         wire.reset()
         await asyncio.sleep(0.05)
         third = asyncio.create_task(api.post(CHAT, user("third"), headers={"X-Hermes-Session-Id": "hall"}))
         model.let_all()
-        await told(await first)
-        await told(await third)
+        await read_json(await first)
+        await read_json(await third)
         assert len(model.requests) == 2
         assert [row["content"] for row in await rows(api, "hall")] == ["first", "First.", "third", "Third."]
 
@@ -226,7 +226,7 @@ async def test_detached_turn_continues_after_disconnect(
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings, **options)
         wire = await send(api, kind, X_Hermes_Session_Id="hall", **headers)
-        await model.asked()
+        await model.wait_for_request()
         model.let()
         wire.reset()
         await asyncio.sleep(0.1)
@@ -239,7 +239,7 @@ async def test_detached_turn_continues_after_disconnect(
 
             async def shown() -> Json:
                 async with api.get(f"{RESPONSES}/{run['response_id']}") as response:
-                    return await told(response)
+                    return await read_json(response)
 
             await eventually(shown, lambda response: response["status"] == "completed")
 
@@ -252,10 +252,10 @@ async def test_detached_turn_continues_after_disconnect(
 async def test_session_turns_and_runs_continue_after_disconnect(start: Start, path: str, body: Json) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings)
-        await told(await api.post("/api/sessions", {"id": "hall"}), 201)
+        await read_json(await api.post("/api/sessions", {"id": "hall"}), 201)
         wire = await Wire.open(api.url)
         await wire.request("POST", path, body, Authorization=api.client.headers["Authorization"])
-        await model.asked()
+        await model.wait_for_request()
         wire.reset()
         await asyncio.sleep(0.1)
         assert model.open_streams == 1
@@ -392,7 +392,7 @@ async def test_disconnect_before_first_store_of_response(
         monkeypatch.setattr(kept, "put", stuck)
         wire = await send(api, "response stream", **({"X_Hermes_Detach": "true"} if detached else {}))
         await reached.wait()
-        await model.asked()
+        await model.wait_for_request()
         wire.reset()
         if detached:
             model.let_all()

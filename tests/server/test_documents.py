@@ -18,7 +18,7 @@ from hermes.server import documents, openapi, web_page
 from hermes.server.routes import ROUTES
 from support.model_server import Reply
 
-from .clients import SECURITY, Json, check_headers, refused, told, user
+from .clients import SECURITY, Json, check_headers, read_error, read_json, user
 from .conftest import Api, Start
 
 
@@ -37,7 +37,7 @@ def without_key(api: Api, path: str, **headers: str) -> Any:
 
 async def document_of(api: Api) -> Json:
     async with without_key(api, "/openapi.json") as response:
-        return await told(response)
+        return await read_json(response)
 
 
 class Page(HTMLParser):
@@ -175,19 +175,19 @@ async def test_answers_match_openapi(start: Start) -> None:
         if any(parameter.get("required") for parameter in operation["parameters"]):
             continue
         async with api.get(path, headers={"Accept": "application/json"}) as response:
-            check(document, operation, response.status, await told(response))
+            check(document, operation, response.status, await read_json(response))
 
 
 async def test_errors_match_openapi(api: Api) -> None:
     document = await document_of(api)
     by_name = {operation["operationId"]: operation for _, _, operation in operations(document)}
     async with api.get("/v1/models/nobody") as response:
-        check(document, by_name["model"], 404, await told(response, 404))
+        check(document, by_name["model"], 404, await read_json(response, 404))
     async with api.post("/v1/chat/completions", {"messages": []}) as response:
-        check(document, by_name["chat_completions"], 400, await told(response, 400))
+        check(document, by_name["chat_completions"], 400, await read_json(response, 400))
     await api.app.engine.drain(0)
     async with api.get("/health/ready") as response:
-        check(document, by_name["health_ready"], 503, await told(response, 503))
+        check(document, by_name["health_ready"], 503, await read_json(response, 503))
 
 
 async def test_chat_completion_matches_openapi(start: Start) -> None:
@@ -270,7 +270,7 @@ def test_docs_page_escapes_html(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_root_page_content_negotiation(api: Api) -> None:
     async with without_key(api, "/", Accept="application/json") as response:
-        assert await told(response) == {"name": "hermes", "version": hermes.__version__, "docs": "/docs"}
+        assert await read_json(response) == {"name": "hermes", "version": hermes.__version__, "docs": "/docs"}
     async with without_key(api, "/", Accept="text/html,application/xhtml+xml,application/json;q=0.9") as response:
         assert response.content_type == "text/html"
 
@@ -279,9 +279,9 @@ async def test_pages_can_be_disabled(start: Start) -> None:
     api = await start(ui=False, docs=False)
     for path in ("/", "/docs", "/openapi.json", "/docs?asset=page.css"):
         async with without_key(api, path) as response:
-            await refused(response, 404, "not_found", None)
+            await read_error(response, 404, "not_found", None)
     async with without_key(api, "/", Accept="application/json") as response:
-        await refused(response, 404, "not_found", None)
+        await read_error(response, 404, "not_found", None)
 
 
 async def test_root_page_without_docs_links_none(start: Start) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from support.model_server import Reply
 
-from .clients import Json, refused, told
+from .clients import Json, read_error, read_json
 from .conftest import Api
 
 BLANK: list[Any] = ["", " \n\t", [], [{"type": "text", "text": ""}], [{"type": "text", "text": " "}, "\n"]]
@@ -22,7 +22,7 @@ def user(content: Any) -> Json:
 
 async def session(api: Api) -> str:
     async with api.post("/api/sessions", {}) as response:
-        made: Json = await told(response, 201)
+        made: Json = await read_json(response, 201)
         return str(made["session"]["id"])
 
 
@@ -46,7 +46,7 @@ async def test_blank_message_is_rejected_on_every_route(api: Api, content: Any) 
         bodies += [(path, {"input": [content]}, "input[0]") for path in ("/v1/responses", "/v1/runs")]
     for path, body, param in bodies:
         async with api.post(path, body) as response:
-            await refused(response, 400, "empty_message", param)
+            await read_error(response, 400, "empty_message", param)
     assert api.model.requests == []
 
 
@@ -74,7 +74,7 @@ async def test_blank_message_is_rejected_over_websocket(api: Api) -> None:
 async def test_earlier_blank_messages_are_kept(api: Api, path: str, body: Json) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with api.post(path, body) as response:
-        await told(response)
+        await read_json(response)
     _, *given = api.model.requests[-1].body["messages"]
     sent = [(m["role"], m["content"] or "") for m in body.get("messages") or body["input"]]
     assert [(m["role"], m["content"]) for m in given] == sent
@@ -84,10 +84,10 @@ async def test_earlier_blank_messages_are_kept(api: Api, path: str, body: Json) 
 async def test_image_only_message_is_accepted(api: Api, content: list[Json]) -> None:
     api.model.script = [Reply(text="A cat.")]
     async with api.post("/v1/chat/completions", {"messages": [user(content)]}) as response:
-        await told(response)
+        await read_json(response)
     assert PICTURE["image_url"]["url"] in json.dumps(api.model.requests[-1].body["messages"])  # type: ignore[index]
 
 
 async def test_session_chat_without_message_is_400(api: Api) -> None:
     async with api.post(f"/api/sessions/{await session(api)}/chat", {}) as response:
-        await refused(response, 400, "missing_message", "message")
+        await read_error(response, 400, "missing_message", "message")

@@ -17,10 +17,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from hermes.runs.traces import Traces
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, eventually, frames, told
+from .clients import HeldModel, Json, eventually, frames, read_json
 from .conftest import Api, Start
 from .test_keys import ALL, ANNA, BEN, KEYS, bearer
-from .test_metrics import seen
+from .test_metrics import read_samples
 
 VERSION = {"anthropic-version": "2023-06-01"}
 
@@ -96,7 +96,7 @@ def last_object(text: str) -> Json:
 async def the_run(api: Api, ended: bool = True) -> Json:
     async def look() -> list[Json]:
         async with api.get("/v1/runs") as response:
-            return list((await told(response))["data"])
+            return list((await read_json(response))["data"])
 
     [run] = await eventually(look, lambda seen: seen and (not ended or seen[0]["finished_at"]))
     return dict(run)
@@ -124,7 +124,7 @@ async def test_turn_is_its_owners(start: Start, surface: Surface) -> None:
         async with api.get(f"/v1/runs/{run_id}", headers=bearer(key)) as response:
             assert response.status == status
         async with api.get("/v1/runs", headers=bearer(key)) as response:
-            assert len((await told(response))["data"]) == (status == 200)
+            assert len((await read_json(response))["data"]) == (status == 200)
 
 
 async def test_repeated_request_is_one_turn(start: Start, surface: Surface) -> None:
@@ -152,11 +152,11 @@ async def test_turn_of_client_that_leaves(start: Start, surface: Surface, detach
             if surface.streams:
                 async with asking as response:
                     assert response.status == 200
-                    await held.asked()
+                    await held.wait_for_request()
                     response.close()
             else:
                 task = asyncio.create_task(_awaited(asking))
-                await held.asked()
+                await held.wait_for_request()
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
@@ -190,7 +190,7 @@ async def test_approval_is_answered_while_the_turn_waits(start: Start, surface: 
     await eventually(waiting)
     run_id = (await the_run(api, ended=False))["run_id"]
     async with api.post(f"/v1/runs/{run_id}/approval", {"choice": choice}) as response:
-        await told(response)
+        await read_json(response)
     status, text = await asking
     assert status == 200 and "Done." in text
     result = next(turn.text for turn in api.model.requests[-1].turns if turn.role == "tool")
@@ -220,7 +220,7 @@ async def test_turn_is_counted_and_traced(start: Start, surface: Surface) -> Non
     async with surface.ask(api, traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01") as response:
         assert (await read(response))[0] == 200
     run = await the_run(api)
-    counted = await seen(api)
+    counted = await read_samples(api)
     assert counted["http_requests_total", "POST", surface.path, "200"] == 1
     assert counted["turns_total", run["kind"], "completed"] == 1
     [agent] = [span for span in spans.get_finished_spans() if "agent" in span.name]

@@ -13,7 +13,7 @@ import pytest
 from support.gateway import serving
 from support.model_server import Call, ModelServer, Reply, Request
 
-from .clients import Frame, Json, chat_text, refused, stream_of, told, user
+from .clients import Frame, Json, chat_text, read_error, read_json, stream_of, user
 from .conftest import Api
 
 CHAT, RESPONSES, SESSION = "/v1/chat/completions", "/v1/responses", "/api/sessions/hall/chat"
@@ -105,7 +105,7 @@ FAILURES = {CHAT: "error", RESPONSES: "response.failed", SESSION: "run.failed"}
 async def test_complete_answer_is_delivered_with_warning_on_full_disk(api: Api, disk: Disk, route: str) -> None:
     path, body = ROUTES[route]
     async with api.post("/api/sessions", {"id": "hall"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     api.model.handler = failing(api, disk, Reply(text=ANSWER, continues=False))
     seen = await streamed(api, path, body)
     end, text, last = end_of(path, seen)
@@ -114,7 +114,7 @@ async def test_complete_answer_is_delivered_with_warning_on_full_disk(api: Api, 
     assert unstored or warned(path, seen, last)
     disk.mend()
     async with api.post(path, body) as response:
-        answered = await told(response)
+        answered = await read_json(response)
         warnings = answered.get("hermes", {}).get("warnings", [])
         assert [one["code"] for one in warnings] == ([] if unstored else ["store_unavailable"])
         assert response.headers.get("X-Hermes-Warning") == (None if unstored else "store_unavailable")
@@ -125,7 +125,7 @@ async def test_complete_answer_is_delivered_with_warning_on_full_disk(api: Api, 
 async def test_turn_needing_store_fails_on_full_disk(api: Api, disk: Disk, route: str) -> None:
     path, body = ROUTES[route]
     async with api.post("/api/sessions", {"id": "hall"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     call = Call("todo", {"todos": [{"id": "1", "content": "x" * 40_000, "status": "pending"}]})
     api.model.handler = failing(api, disk, Reply(tool_calls=[call], continues=False))
     seen = await streamed(api, path, body)
@@ -137,7 +137,7 @@ async def test_turn_needing_store_fails_on_full_disk(api: Api, disk: Disk, route
         assert "error" in [frame.event for frame in seen]
     disk.mend()
     async with api.post(path, body) as response:
-        await refused(response, 503, CODE)
+        await read_error(response, 503, CODE)
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route != "session"])
@@ -154,7 +154,7 @@ async def test_detached_cancel_turn_is_answered_without_store(api: Api, disk: Di
 
 async def test_run_ended_without_store_is_recorded_once_store_is_back(api: Api, disk: Disk) -> None:
     async with api.post("/api/sessions", {"id": "hall"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     api.model.handler = failing(api, disk, Reply(text=ANSWER, continues=False))
     seen = await streamed(api, SESSION, {"message": "hi"})
     run_id = seen[0].data["run_id"]

@@ -88,7 +88,7 @@ def launch(home: Home) -> Iterator[Launch]:
         yield started
 
 
-def ran(*words: str) -> subprocess.CompletedProcess[str]:
+def run_command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -164,7 +164,7 @@ def test_second_signal_ends_gateway_immediately(home: Home, launch: Launch) -> N
 
 def test_startup_failure_is_reported(home: Home) -> None:
     home.config_file.write_text("model: [")
-    done = ran("gateway", "run", "--port", "0")
+    done = run_command("gateway", "run", "--port", "0")
     assert (done.returncode, done.stdout) == (78, "")
     assert done.stderr.startswith("hermes: config.yaml line 2, column 1: ") and done.stderr.count("\n") <= 2
     assert "Try: hermes config edit" in done.stderr
@@ -173,7 +173,7 @@ def test_startup_failure_is_reported(home: Home) -> None:
 
 def test_home_is_served_once_until_replaced(home: Home, launch: Launch) -> None:
     first = launch()
-    second = ran("gateway", "run", "--port", "0")
+    second = run_command("gateway", "run", "--port", "0")
     assert second.returncode == 4 and f"pid {first.process.pid}" in second.stderr
     assert first.get("/health") == 200
     port = urlsplit(first.url).port
@@ -187,7 +187,7 @@ def test_two_profiles_on_own_ports(home: Home, launch: Launch) -> None:
     (home.path / "profiles" / "work").mkdir(parents=True, mode=0o700)
     first = launch()
     port = str(urlsplit(first.url).port)
-    refused = ran("gateway", "run", "--port", port, "-p", "work")
+    refused = run_command("gateway", "run", "--port", port, "-p", "work")
     assert refused.returncode == 69
     assert f"127.0.0.1:{port} cannot be bound" in refused.stderr
     assert f"profile 'default' (pid {first.process.pid})" in refused.stderr

@@ -16,7 +16,7 @@ from hermes.server import request_bodies
 from hermes.server.body_memory import Budget, Spool
 from support.model_server import Reply
 
-from .clients import HeldModel, Json, RawAnswer, Wire, eventually, refused, told
+from .clients import HeldModel, Json, RawAnswer, Wire, eventually, read_error, read_json
 from .conftest import KEY, Api, Start
 
 PHOTO_BYTES = 5_900_000
@@ -63,7 +63,7 @@ async def test_four_photos_fit_into_request(start: Start, route: str) -> None:
     }[route]
     assert 31_000_000 < len(json.dumps(body)) < api.context.options.max_body_bytes == 32_000_000
     async with api.post("/api/sessions", {"id": "mine"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     async with send(api, path, body) as response:
         assert response.status == (202 if route == "run" else 200), (await response.text())[:500]
     await api.model.until(lambda: bool(api.model.requests), timeout=30)
@@ -107,7 +107,7 @@ async def test_full_disk_for_spooled_body_is_503(api: Api, monkeypatch: pytest.M
     monkeypatch.setattr(api.context, "spool_folder", Path("/dev/null/nowhere"))
     body = {"messages": [{"role": "user", "content": LARGE}]}
     async with send(api, "/v1/chat/completions", body) as response:
-        await refused(response, 503, "not_ready")
+        await read_error(response, 503, "not_ready")
         assert response.headers["Retry-After"] == "1"
 
 
@@ -136,7 +136,7 @@ async def test_large_bodies_wait_on_disk(start: Start) -> None:
         api = await start(settings=held.settings)
         api.context.body_memory = Budget(5_000_000)
         asking = [asyncio.create_task(ask(api)) for _ in range(3)]
-        await held.asked(2)
+        await held.wait_for_request(2)
         memory = api.context.body_memory
 
         async def waiting() -> int:
@@ -155,7 +155,7 @@ async def test_large_body_without_memory_in_time_is_rejected(start: Start, monke
         api = await start(settings=held.settings)
         api.context.body_memory = Budget(3_000_000)
         first = asyncio.create_task(ask(api))
-        await held.asked()
+        await held.wait_for_request()
         late = await ask(api)
         assert late.status == 429 and late.json["error"]["code"] == "rate_limit_exceeded"
         assert late.headers["Retry-After"] and late.headers["x-should-retry"] == "true"

@@ -14,7 +14,7 @@ import pytest
 from hermes.core.spec import Control
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, eventually, pieces, refused, told
+from .clients import HeldModel, Json, eventually, pieces, read_error, read_json
 from .conftest import KEY, Api, Start
 from .test_keys import ALL, ANNA, BEN, KEYS, bearer
 
@@ -86,7 +86,7 @@ async def test_ask_begins_and_continues_a_session(start: Start, era: str) -> Non
         run = await called(client, "run_status", run_id=second["run_id"])
         assert (run["status"], run["output"], run["kind"]) == ("completed", "Again.", "session")
     async with api.get(f"/api/sessions/{first['session_id']}/messages") as response:
-        assert [message["content"] for message in (await told(response))["data"]] == [
+        assert [message["content"] for message in (await read_json(response))["data"]] == [
             "hi", "Hello.", "and now?", "Again."
         ]  # fmt: skip
 
@@ -118,7 +118,7 @@ async def test_schedule_creates_a_job(start: Start, era: str) -> None:
         error = await failed(client, "schedule", schedule="whenever", prompt="x")
         assert error["param"] == "schedule"
     async with api.get(f"/api/jobs/{job['id']}") as response:
-        assert (await told(response))["job"]["schedule_display"] == job["schedule_display"]
+        assert (await read_json(response))["job"]["schedule_display"] == job["schedule_display"]
 
 
 async def test_skills_are_prompts(start: Start, era: str, home_folder: Path) -> None:
@@ -181,7 +181,7 @@ async def test_wrong_key_is_401(start: Start) -> None:
     api = await start()
     for headers in ({"Authorization": "Bearer wrong"}, {"Authorization": ""}):
         async with api.post("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=headers) as response:
-            await refused(response, 401, "invalid_api_key")
+            await read_error(response, 401, "invalid_api_key")
     with pytest.raises(ExceptionGroup) as raised:
         async with connected(api, key="wrong"):
             pass
@@ -334,7 +334,7 @@ async def test_slow_answer_becomes_a_stream(start: Start) -> None:
     assert reply["id"] == 7 and reply["result"]["structuredContent"]["answer"] == "Late."
     # One that takes no stream gets JSON.
     async with api.post("/mcp", body, headers={"Accept": "application/json"}) as response:
-        assert (await told(response))["id"] == 7
+        assert (await read_json(response))["id"] == 7
     await model.stop()
 
 
@@ -379,15 +379,15 @@ async def test_messages_on_the_wire(start: Start, subtests: Any) -> None:
                     assert body == b""
     for method in ("GET", "DELETE"):
         async with api.client.request(method, f"{api.url}/mcp") as response:
-            await refused(response, 405, "method_not_allowed")
+            await read_error(response, 405, "method_not_allowed")
 
 
 async def test_foreign_origin_and_host_are_refused(start: Start) -> None:
     api, body = await start(key=""), {"jsonrpc": "2.0", "id": 1, "method": "ping"}
     async with api.post("/mcp", body, headers={"Origin": "https://evil.example"}) as response:
-        await refused(response, 403, "origin_not_allowed")
+        await read_error(response, 403, "origin_not_allowed")
     async with api.post("/mcp", body, headers={"Host": "evil.example"}) as response:
-        await refused(response, 403, "host_not_allowed")
+        await read_error(response, 403, "host_not_allowed")
     async with connected(api, key="") as client:
         assert len((await client.list_tools()).tools) == len(NAMES)
 
@@ -396,7 +396,7 @@ async def begun_session(api: Api) -> dict[str, str]:
     """The header of a new MCP session."""
     begin = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     async with api.post("/mcp", {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": begin}) as response:
-        assert (await told(response))["result"]["protocolVersion"] == "2025-06-18"
+        assert (await read_json(response))["result"]["protocolVersion"] == "2025-06-18"
         return {"Mcp-Session-Id": response.headers["Mcp-Session-Id"]}
 
 
@@ -422,7 +422,7 @@ async def test_request_id_that_is_used_twice_at_once_is_refused_once(start: Star
                 return response.status
 
         asking = [asyncio.create_task(ask()) for _ in range(4)]
-        await model.asked()
+        await model.wait_for_request()
         model.let_all()
         assert sorted(await asyncio.gather(*asking)) == [200, 400, 400, 400]
 

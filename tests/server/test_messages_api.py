@@ -49,7 +49,9 @@ async def streamed(api: Api, body: Json, headers: dict[str, str] = STRICT) -> li
         return frames(await response.text())
 
 
-async def refused(response: aiohttp.ClientResponse, status: int, kind: str, code: str, param: Any = ...) -> Json:
+async def read_messages_error(
+    response: aiohttp.ClientResponse, status: int, kind: str, code: str, param: Any = ...
+) -> Json:
     """The error object of a refusal in the protocol's own envelope."""
     body = json.loads(await response.text())
     assert response.status == status, body
@@ -308,7 +310,7 @@ async def test_bad_fields_are_named_in_the_envelope(api: Api, subtests: pytest.S
     for change, code, param in BAD:
         with subtests.test(param):
             async with api.post(MESSAGES, {**user(), **change}) as response:
-                await refused(response, 400, "invalid_request_error", code, param)
+                await read_messages_error(response, 400, "invalid_request_error", code, param)
     assert api.model.requests == []
 
 
@@ -393,7 +395,7 @@ async def test_thread_goes_on_from_a_message(api: Api, stream: bool) -> None:
         assert "Be brief." in request.turns[0].text and request.turns[-1].text == words
         assert "lamp" in [tool["function"]["name"] for tool in request.body["tools"]]
     async with api.post(MESSAGES, after({"id": "msg_gone"}, "x")) as response:
-        await refused(response, 404, "not_found_error", "message_not_found", "thread.previous_message_id")
+        await read_messages_error(response, 404, "not_found_error", "message_not_found", "thread.previous_message_id")
 
 
 # ---- errors
@@ -406,12 +408,12 @@ async def test_key_in_x_api_key(start: Start) -> None:
             assert response.status == 200
         wrong = {"x-api-key": "wrong"}
         async with client.post(api.url + MESSAGES, json=user(), headers=wrong) as response:
-            await refused(response, 401, "authentication_error", "invalid_api_key")
+            await read_messages_error(response, 401, "authentication_error", "invalid_api_key")
         two = {"x-api-key": KEY, "Authorization": "Bearer other"}
         async with client.post(api.url + MESSAGES, json=user(), headers=two) as response:
-            await refused(response, 401, "authentication_error", "invalid_api_key")
+            await read_messages_error(response, 401, "authentication_error", "invalid_api_key")
         async with client.get(f"{api.url}/v1/models", headers={**VERSION, **wrong}) as response:
-            await refused(response, 401, "authentication_error", "invalid_api_key")
+            await read_messages_error(response, 401, "authentication_error", "invalid_api_key")
 
 
 async def test_errors_by_status(start: Start) -> None:
@@ -420,27 +422,27 @@ async def test_errors_by_status(start: Start) -> None:
              "requests_per_minute": 1}]  # fmt: skip
     api = await start(keys=keys, strict_models=True, max_body_bytes=2000)
     async with api.post(MESSAGES, user(model="gone")) as response:
-        await refused(response, 404, "not_found_error", "model_not_found", "model")
+        await read_messages_error(response, 404, "not_found_error", "model_not_found", "model")
     async with api.post(MESSAGES, user("x" * 3000)) as response:
-        await refused(response, 413, "request_too_large", "body_too_large")
+        await read_messages_error(response, 413, "request_too_large", "body_too_large")
     async with api.get("/v1/messages/batches", headers=VERSION) as response:
-        await refused(response, 404, "not_found_error", "message_not_found")
+        await read_messages_error(response, 404, "not_found_error", "message_not_found")
     async with api.post("/v1/nothing", {}, headers=VERSION) as response:
-        await refused(response, 404, "not_found_error", "not_found")
+        await read_messages_error(response, 404, "not_found_error", "not_found")
     async with api.post(MESSAGES, user(), headers={"Authorization": f"Bearer {keys[0]['key']}"}) as response:
-        await refused(response, 403, "permission_error", "insufficient_scope")
+        await read_messages_error(response, 403, "permission_error", "insufficient_scope")
     api.model.script = [Reply(text="Hello.")]
     slow = {"Authorization": f"Bearer {keys[1]['key']}"}
     await ask(api, user(), **slow)
     async with api.post(MESSAGES, user(), headers=slow) as response:
-        await refused(response, 429, "rate_limit_error", "rate_limit_exceeded")
+        await read_messages_error(response, 429, "rate_limit_error", "rate_limit_exceeded")
         assert int(response.headers["Retry-After"]) > 0
 
 
 async def test_failed_turn(api: Api) -> None:
     api.model.script = [Reply(status=500, error="Broken."), Reply(status=500, error="Broken.")]
     async with api.post(MESSAGES, user()) as response:
-        error = await refused(response, 502, "api_error", "provider_unavailable")
+        error = await read_messages_error(response, 502, "api_error", "provider_unavailable")
         assert error["hermes"]["failed"] is True and response.headers["x-should-retry"] == "false"
     seen = await streamed(api, user())
     assert kinds(seen) == ["message_start", "error"]
@@ -560,9 +562,9 @@ async def test_stream_is_resumed_from_any_event(start: Start) -> None:
             again = [block for block in (await response.text()).split("\n\n") if block and "event: ping" not in block]
         assert again == blocks[place:]
     async with api.get(f"{MESSAGES}/{message_id}", params={"starting_after": "-1"}) as response:
-        await refused(response, 400, "invalid_request_error", "invalid_value", "starting_after")
+        await read_messages_error(response, 400, "invalid_request_error", "invalid_value", "starting_after")
     async with api.get(f"{MESSAGES}/msg_unknown") as response:
-        await refused(response, 404, "not_found_error", "message_not_found")
+        await read_messages_error(response, 404, "not_found_error", "message_not_found")
 
 
 async def test_stream_is_resumed_by_its_owner_while_it_is_stored(start: Start) -> None:
@@ -573,15 +575,15 @@ async def test_stream_is_resumed_by_its_owner_while_it_is_stored(start: Start) -
     async with api.get(path, headers=bearer(ANNA)) as response:
         assert accumulated(frames(await response.text()))["content"] == answer["content"]
     async with api.get(path, headers=bearer(BEN)) as response:
-        await refused(response, 404, "not_found_error", "message_not_found")
+        await read_messages_error(response, 404, "not_found_error", "message_not_found")
     thread = {"type": "continue", "previous_message_id": answer["id"]}
     async with api.post(MESSAGES, user(thread=thread), headers=bearer(BEN)) as response:
-        await refused(response, 404, "not_found_error", "message_not_found", "thread.previous_message_id")
+        await read_messages_error(response, 404, "not_found_error", "message_not_found", "thread.previous_message_id")
     async with api.get(path, headers=bearer(narrow["key"])) as response:
-        await refused(response, 403, "permission_error", "insufficient_scope")
+        await read_messages_error(response, 403, "permission_error", "insufficient_scope")
     api.app.store.blocking.runs.sweep({"": 1000.0}, {"chat": 0.0}, 1000, now=time.time() + 10)
     async with api.get(path, headers=bearer(ANNA)) as response:
-        await refused(response, 410, "invalid_request_error", "events_expired")
+        await read_messages_error(response, 410, "invalid_request_error", "events_expired")
 
 
 async def test_running_stream_is_followed_after_a_disconnect(start: Start) -> None:

@@ -46,7 +46,7 @@ async def whole(api: Api, path: str, body: Json) -> Json:
         return answer
 
 
-async def refused(response: aiohttp.ClientResponse, status: int, code: str) -> str:
+async def read_ollama_error(response: aiohttp.ClientResponse, status: int, code: str) -> str:
     body = json.loads(await response.text())
     assert (response.status, body["code"]) == (status, code), body
     check_headers(response.headers)
@@ -59,7 +59,7 @@ async def test_routes_are_off_by_default(start: Start) -> None:
     found = [("GET", f"/api/{name}") for name in ("version", "tags", "ps")]
     for method, path in (*found, ("POST", "/api/show"), ("POST", CHAT), ("POST", GENERATE)):
         async with api.client.request(method, api.url + path, json=user()) as response:
-            await refused(response, 404, "not_found")
+            await read_ollama_error(response, 404, "not_found")
     async with api.get("/v1/capabilities") as response:
         assert (await response.json())["features"]["ollama"] is False
 
@@ -69,7 +69,7 @@ async def test_models_are_found(api: Api) -> None:
         async with nobody.get(f"{api.url}/api/version") as response:
             assert set(await response.json()) == {"version"}
         async with nobody.get(f"{api.url}/api/tags") as response:
-            await refused(response, 401, "invalid_api_key")
+            await read_ollama_error(response, 401, "invalid_api_key")
     async with api.get("/api/tags") as response:
         [model] = (await response.json())["models"]
     assert (model["name"], model["model"]) == ("hermes-agent", "hermes-agent")
@@ -82,9 +82,9 @@ async def test_models_are_found(api: Api) -> None:
         assert {"completion", "tools"} <= set(shown["capabilities"])
         assert shown["model_info"]["hermes.context_length"] > 1000
     async with api.post("/api/show", {"model": "gone"}) as response:
-        await refused(response, 404, "model_not_found")
+        await read_ollama_error(response, 404, "model_not_found")
     async with api.post("/api/show", {}) as response:
-        await refused(response, 400, "missing_required_parameter")
+        await read_ollama_error(response, 400, "missing_required_parameter")
 
 
 async def test_chat_is_streamed_by_default(api: Api) -> None:
@@ -164,13 +164,13 @@ async def test_generate(api: Api) -> None:
     answer = await whole(api, GENERATE, {**body, "format": {"type": "object"}})
     assert json.loads(answer["response"]) == {"a": 1}
     async with api.post(GENERATE, {**body, "suffix": "x"}) as response:
-        await refused(response, 400, "unsupported_parameter")
+        await read_ollama_error(response, 400, "unsupported_parameter")
 
 
 async def test_failures(api: Api) -> None:
     api.model.script = [Reply(status=500, error="Broken."), Reply(text=["Hel"], error_event={"message": "Broken."})]
     async with api.post(CHAT, user(stream=False)) as response:
-        await refused(response, 502, "provider_unavailable")
+        await read_ollama_error(response, 502, "provider_unavailable")
     found = await lines(api, CHAT, user())
     assert found[0]["message"]["content"] == "Hel" and set(found[-1]) == {"error", "code"}
     for body in ({"messages": []}, user(think="much"), user(format="xml"), {"model": "m", "messages": [{"role": "x"}]},

@@ -11,7 +11,7 @@ import pytest
 from hermes.agent import decisions
 from support.model_server import Call, Reply
 
-from .clients import Frame, HeldModel, Json, flat, function, refused, sent, stream_of, told
+from .clients import Frame, HeldModel, Json, flat, function, read_error, read_json, sent, stream_of
 from .conftest import Api, Start
 from .open_responses import event_faults, faults
 
@@ -30,14 +30,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERMES_STREAM_RETRIES", "0")
 
 
-def said(role: str, content: Any) -> Json:
+def message_item(role: str, content: Any) -> Json:
     return {"type": "message", "role": role, "content": content}
 
 
 async def plain(api: Api, **body: Any) -> Json:
     async with api.post(PATH, {"model": "hermes-agent", **body}) as response:
         assert response.content_type == "application/json"
-        made = await told(response)
+        made = await read_json(response)
     assert faults("response object", made) == []
     return made
 
@@ -101,21 +101,21 @@ def check_lives(events: list[Json]) -> None:
 
 
 KINDS: list[tuple[str, list[Reply], Json, list[str]]] = [
-    ("text", [Reply(text="Hello there, friend.")], {"input": [said("user", "Say hello in exactly 3 words.")]}, ["message"]),
+    ("text", [Reply(text="Hello there, friend.")], {"input": [message_item("user", "Say hello in exactly 3 words.")]}, ["message"]),
     ("string", [Reply(text="On track.")], {"input": "Write a one-sentence status update."}, ["message"]),
-    ("system prompt", [Reply(text="Ahoy.")], {"input": [said("system", "You are a pirate."), said("user", "Hello.")]},
+    ("system prompt", [Reply(text="Ahoy.")], {"input": [message_item("system", "You are a pirate."), message_item("user", "Hello.")]},
      ["message"]),
-    ("developer", [Reply(text="Hi.")], {"input": [said("developer", "Be brief."), said("user", "Hello.")]}, ["message"]),
+    ("developer", [Reply(text="Hi.")], {"input": [message_item("developer", "Be brief."), message_item("user", "Hello.")]}, ["message"]),
     ("tool", [Reply(tool_calls=[ASKED])], {"input": "Weather?", "tools": [WEATHER]}, ["function_call"]),
     ("image", [Reply(text="A heart.")],
-     {"input": [said("user", [{"type": "input_text", "text": "What is it?"}, {"type": "input_image", "image_url": HEART}])]},
+     {"input": [message_item("user", [{"type": "input_text", "text": "What is it?"}, {"type": "input_image", "image_url": HEART}])]},
      ["message"]),
     ("file", [Reply(text="Milk.")],
-     {"input": [said("user", [{"type": "input_text", "text": "Title?"},
+     {"input": [message_item("user", [{"type": "input_text", "text": "Title?"},
                               {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,bWlsaw=="}])]},
      ["message"]),
     ("multi-turn", [Reply(text="Alice.")],
-     {"input": [said("user", "My name is Alice."), said("assistant", "Hello Alice!"), said("user", "What is my name?")]},
+     {"input": [message_item("user", "My name is Alice."), message_item("assistant", "Hello Alice!"), message_item("user", "What is my name?")]},
      ["message"]),
     ("reasoning", [Reply(text="4.", reasoning="2+2")], {"input": "2+2?", "reasoning": {"effort": "low", "summary": "auto"}},
      ["reasoning", "message"]),
@@ -159,7 +159,9 @@ async def test_open_responses_function_call_round_trip(api: Api) -> None:
     second = await plain(api, input=[output], previous_response_id=first["id"], tools=[WEATHER])
     assert second["output"][0]["content"][0]["text"] == "64 degrees."
     api.model.script = [Reply(text="Still 64.")]
-    third = await plain(api, input=[said("user", "Weather?"), call, output, said("user", "Now?")], tools=[WEATHER])
+    third = await plain(
+        api, input=[message_item("user", "Weather?"), call, output, message_item("user", "Now?")], tools=[WEATHER]
+    )
     assert third["status"] == "completed"
 
 
@@ -211,7 +213,7 @@ async def test_background_and_resumed_streams_are_equal(start: Start) -> None:
         made = await plain(api, input="x", background=True)
         async with api.get(f"{PATH}/{made['id']}?stream=true") as response:
             reading = asyncio.create_task(stream_of(response))
-            await model.asked()
+            await model.wait_for_request()
             model.let_all()
             events = checked(await reading)
     assert events[-1]["response"]["id"] == made["id"]
@@ -223,14 +225,14 @@ async def test_background_and_resumed_streams_are_equal(start: Start) -> None:
 
 async def test_conversation_compaction(api: Api) -> None:
     api.model.script = [Reply(text="Summary: slate."), Reply(text="compacted")]
-    items = [said("user", [{"type": "input_text", "text": "The word is slate."}]),
-             said("assistant", [{"type": "output_text", "text": "OK."}]), said("user", "Compress this.")]  # fmt: skip
+    items = [message_item("user", [{"type": "input_text", "text": "The word is slate."}]),
+             message_item("assistant", [{"type": "output_text", "text": "OK."}]), message_item("user", "Compress this.")]  # fmt: skip
     async with api.post(f"{PATH}/compact", {"model": "hermes-agent", "input": items}) as response:
-        made = await told(response)
+        made = await read_json(response)
     assert faults("compaction object", made) == []
     assert made["output"][-1]["type"] == "compaction"
     async with api.client.ws_connect(f"{api.url}{PATH}") as socket:
-        events = await turn(socket, input=[*made["output"], said("user", "Continue.")], store=False, tools=[])
+        events = await turn(socket, input=[*made["output"], message_item("user", "Continue.")], store=False, tools=[])
     assert events[-1]["response"]["status"] == "completed"
 
 
@@ -291,4 +293,4 @@ async def test_websocket_rejects_background(api: Api) -> None:
 
 async def test_get_responses_without_upgrade_is_426(api: Api) -> None:
     async with api.get(PATH) as response:
-        await refused(response, 426, "upgrade_required")
+        await read_error(response, 426, "upgrade_required")

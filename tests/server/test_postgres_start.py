@@ -200,12 +200,12 @@ def _locks(url: str, *, granted: bool) -> int:
         return int(row[0])
 
 
-async def refused(folder: Path, **settings: Any) -> str:
+async def start_error(folder: Path, **settings: Any) -> str:
     gateway = Gateway(folder, **settings)
     with pytest.raises(AssertionError):
         await gateway.start()
     assert await gateway.ended() == 4
-    return gateway.said
+    return gateway.stderr_text
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -213,7 +213,7 @@ async def test_second_server_without_a_bus_is_refused(tmp_path: Path, postgres_d
     settings = {"storage": {"url": postgres_database}, "api_server": {"workers": workers}}
     async with serving(tmp_path / "first", **settings) as first:
         assert holders(postgres_database) == 1
-        line = await refused(tmp_path / "second", storage=settings["storage"])
+        line = await start_error(tmp_path / "second", storage=settings["storage"])
         assert "Another server works on this database" in line and "bus.url" in line
         assert (await first.get("/health"))["status"] == "ok"
         if workers == 1:

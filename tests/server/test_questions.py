@@ -8,7 +8,7 @@ import pytest
 
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, Stream, pieces, refused, sent, stream_of, told, user
+from .clients import HeldModel, Json, Stream, pieces, read_error, read_json, sent, stream_of, user
 from .conftest import Api, Start
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -22,7 +22,7 @@ KINDS: dict[str, tuple[str, Json, str]] = {
 
 async def answer(api: Api, run_id: str, **body: str) -> Json:
     async with api.post(f"/v1/runs/{run_id}/clarify", body) as response:
-        return await told(response)
+        return await read_json(response)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -38,7 +38,7 @@ async def test_clarify_question_on_stream_is_answered_through_run(api: Api, kind
         if kind == "response":
             assert asked["type"] == name
         async with api.get("/v1/runs?status=waiting_for_input") as listed:
-            (run,) = (await told(listed))["data"]
+            (run,) = (await read_json(listed))["data"]
         assert (run["run_id"], run["pending_question"]["request_id"]) == (run_id, asked["request_id"])
         told_back = await answer(api, run_id, request_id=asked["request_id"], answer="hall")
         assert told_back["object"] == "hermes.run.clarify_response"
@@ -46,7 +46,7 @@ async def test_clarify_question_on_stream_is_answered_through_run(api: Api, kind
     assert "The hall it is." in str(rest)
     assert "hall" in sent(api.model.requests[1], "tool")[0][1]
     async with api.post(f"/v1/runs/{run_id}/clarify", {"answer": "garden"}) as response:
-        await refused(response, 409, "clarify_not_pending")
+        await read_error(response, 409, "clarify_not_pending")
 
 
 UNATTENDED: list[tuple[str, Json, dict[str, str]]] = [
@@ -80,9 +80,9 @@ async def test_clarify_on_plain_request_can_wait(api: Api) -> None:
         runs: list[Json] = []
         while not runs:
             async with api.get("/v1/runs?status=waiting_for_input") as response:
-                runs = (await told(response))["data"]
+                runs = (await read_json(response))["data"]
     await answer(api, runs[0]["run_id"], answer="hall")
-    assert (await told(await turn))["choices"][0]["message"]["content"] == "The hall it is."
+    assert (await read_json(await turn))["choices"][0]["message"]["content"] == "The hall it is."
 
 
 async def test_clarify_timeout(start: Start) -> None:
@@ -100,10 +100,10 @@ async def test_interrupt_closes_clarify_question(start: Start) -> None:
             run_id = response.headers["X-Hermes-Run-Id"]
             stream = Stream(response)
             await stream.until(lambda frame: frame.event == "hermes.clarify.request")
-            await told(await api.post(f"/v1/runs/{run_id}/stop"))
+            await read_json(await api.post(f"/v1/runs/{run_id}/stop"))
             await stream.rest()
         async with api.get(f"/v1/runs/{run_id}") as response:
-            run = await told(response)
+            run = await read_json(response)
         assert (run["status"], run["pending_question"]) == ("cancelled", None)
 
 
@@ -137,7 +137,7 @@ async def cleaned(api: Api, surface: str, session: str, choice: str) -> tuple[st
     following = api.post(path.format(session), body, headers=headers)
     if surface == "run":
         async with following as response:
-            place = (await told(response, 202))["run_id"]
+            place = (await read_json(response, 202))["run_id"]
         following = api.get(f"/v1/runs/{place}/events?event_names=true")
     asked: Json | None = None
     async with following as response:
@@ -149,7 +149,7 @@ async def cleaned(api: Api, surface: str, session: str, choice: str) -> tuple[st
                 if choice:
                     answered = {"choice": choice, "approval_id": asked["approval_id"]}
                     async with api.post(f"/v1/runs/{run_id}/approval", answered) as taken:
-                        assert (await told(taken))["resolved"] == 1
+                        assert (await read_json(taken))["resolved"] == 1
     return run_id, asked
 
 
@@ -164,7 +164,7 @@ async def on_record(api: Api, run_id: str) -> Json:
 async def test_approval_choices_over_api(start: Start, surface: str, choice: str) -> None:
     api = await start(approval_timeout_seconds=30 if choice else 0.1)
     for session in ("hall", "attic"):
-        await told(await api.post("/api/sessions", {"id": session}), 201)
+        await read_json(await api.post("/api/sessions", {"id": session}), 201)
     by, done, again, elsewhere = CHOICES[choice]
     run_id, asked = await cleaned(api, surface, "hall", choice)
     assert asked is not None and asked["choices"] == ["once", "session", "always", "deny"]

@@ -19,7 +19,7 @@ from hermes.server import readiness
 from hermes.store.base import StoreError
 from support.gateway import serving
 
-from .clients import eventually, told
+from .clients import eventually, read_json
 from .conftest import Api
 
 DATABASES = [("state_db", "state.db"), ("response_store", "response_store.db")]
@@ -104,7 +104,7 @@ async def test_replaced_database_is_not_ready(
         status, errors = await looked_at(api)
         assert (status, set(errors)) == (503, {name}) and words in errors[name], errors
         async with aiohttp.request("GET", f"{api.url}/health/ready") as response:
-            body = await told(response, 503)
+            body = await read_json(response, 503)
         assert body["readiness"]["checks"][name] == {"status": "degraded"}, "details are for admin keys"
     assert await looked_at(api) == (200, {})
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.model_server import Call, Reply
 
-from .clients import Frame, Json, chat_text, flat, function, stream_of, told, user
+from .clients import Frame, Json, chat_text, flat, function, read_json, stream_of, user
 from .conftest import Api
 from .open_responses import event_faults, faults
 
@@ -74,7 +74,7 @@ async def in_all_ways(api: Api, replies: list[Reply]) -> None:
     chat = {**user("hi", tools=[LAMP], include_reasoning=True), **limit}
     api.model.script = list(replies)
     async with api.post("/v1/chat/completions", chat, headers=ALONE) as response:
-        plain = await told(response)
+        plain = await read_json(response)
     api.model.script = list(replies)
     async with api.post("/v1/chat/completions", {**chat, "stream": True}, headers=ALONE) as response:
         streamed = await stream_of(response)
@@ -84,7 +84,7 @@ async def in_all_ways(api: Api, replies: list[Reply]) -> None:
     headers = {**ALONE, "X-Hermes-Tool-Items": "function"}
     api.model.script = list(replies)
     async with api.post("/v1/responses", body, headers=headers) as response:
-        made = await told(response)
+        made = await read_json(response)
     assert faults("response object", made) == []
     api.model.script = list(replies)
     async with api.post("/v1/responses", {**body, "stream": True}, headers=headers) as response:

@@ -12,7 +12,7 @@ import pytest
 
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Stream, refused, told, user
+from .clients import HeldModel, Stream, read_error, read_json, user
 from .conftest import Api, Start
 
 RUNS = "/v1/runs"
@@ -43,7 +43,7 @@ async def submitted(start: Start, held: HeldModel) -> tuple[Api, str]:
     keys = [{"name": "tablet", "key": TABLET, "scopes": ["chat", "runs"]}]
     api = await start(settings={**held.settings, "agent": agent}, keys=keys)
     async with api.post(RUNS, {"input": "hi"}) as response:
-        return api, (await told(response, 202))["run_id"]
+        return api, (await read_json(response, 202))["run_id"]
 
 
 async def blocks(response: aiohttp.ClientResponse) -> list[str]:
@@ -93,21 +93,21 @@ async def test_replay_is_owner_only_and_expires(start: Start) -> None:
     async with long_turn() as held:
         api, run_id = await submitted(start, held)
         path, other = f"{RUNS}/{run_id}/events", {"Authorization": f"Bearer {TABLET}"}
-        await held.asked()
+        await held.wait_for_request()
         async with api.get(path, headers=other) as response:
-            await refused(response, 404, "run_not_found")
+            await read_error(response, 404, "run_not_found")
         held.let_all()
         last = (await stays(api, path))[-3]
         for place in PLACES.values():
             asked = place(number_of(last))
             async with api.get(path, **{**asked, "headers": {**asked.get("headers", {}), **other}}) as response:
-                await refused(response, 404, "run_not_found")
+                await read_error(response, 404, "run_not_found")
         api.app.store.blocking.runs.sweep({"": 1000.0}, {"run": 0.0}, 1000, now=time.time() + 10)
         for place in PLACES.values():
             async with api.get(path, **place("0")) as response:
-                await refused(response, 410, "events_expired")
+                await read_error(response, 410, "events_expired")
         async with api.get(f"{RUNS}/{run_id}") as response:
-            assert (await told(response))["output"] == "".join(WORDS)
+            assert (await read_json(response))["output"] == "".join(WORDS)
 
 
 async def test_run_can_be_followed_while_it_is_recorded(api: Api, monkeypatch: Any) -> None:

@@ -36,11 +36,11 @@ class Model:
 
     def __init__(self, *, tokens: int = 10) -> None:
         self._reply = Reply(text="Hello.", usage={"input": tokens, "output": 1}, continues=False)
-        self.asked = self.at_work = self.most = 0
+        self.requests_seen = self.at_work = self.most = 0
         self.go = asyncio.Event()
 
     async def __call__(self, _: Request) -> Reply:
-        self.asked += 1
+        self.requests_seen += 1
         self.at_work += 1
         self.most = max(self.most, self.at_work)
         await self.go.wait()
@@ -126,7 +126,7 @@ async def test_tokens_of_turn_count_at_other_replica_once_it_has_ended(home_fold
     async with limited_replicas(home_folder, model, storage, tokens_per_minute=60_000) as server:
         one, other = await clients(server, 2)
         assert (await ask(one), await ask(other), await ask(one)) == (200, 429, 429)
-        assert model.asked == 1
+        assert model.requests_seen == 1
 
 
 async def test_place_of_replica_that_died_is_free_again(home_folder: Path, storage: Storage) -> None:

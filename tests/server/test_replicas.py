@@ -225,7 +225,7 @@ async def test_bus_that_cannot_be_used_is_told_at_start(
     with pytest.raises(AssertionError, match=words):
         await gateway.start()
     assert await gateway.ended() == code
-    assert "hunter2" not in gateway.said and "Traceback" not in gateway.said
+    assert "hunter2" not in gateway.stderr_text and "Traceback" not in gateway.stderr_text
     # A server with a bus has a state file of its own, which goes with it.
     if (state_file := home_folder / "gateway_state.json").exists():
         state = json.loads(state_file.read_text())

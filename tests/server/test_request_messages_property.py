@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from support.model_server import Call, Reply, Request
 
-from .clients import Json, told
+from .clients import Json, read_json
 from .conftest import Start
-from .test_request_messages import CHAT, LAMP, call, calls, file, got, image, output, said, text
+from .test_request_messages import CHAT, LAMP, call, calls, chat_message, file, image, model_messages, output, text
 
 # Few things to say, so that conversations are often alike.
 TEXTS = ["hi", "ok", "why?"]
@@ -91,7 +91,7 @@ def changed(messages: list[Json], step: Step) -> list[Json]:
     return messages
 
 
-def asked(messages: list[Json], step: Step) -> list[Json]:
+def request_messages(messages: list[Json], step: Step) -> list[Json]:
     """What is sent: the messages, and something new."""
     last = messages[-1] if messages else {}
     new: list[Json] = []
@@ -102,7 +102,7 @@ def asked(messages: list[Json], step: Step) -> list[Json]:
             new = [output(made["id"], content(step)) for made in last["tool_calls"]]
     if not new or step.together:
         name = NAMES[step.name % len(NAMES)]
-        new.append(said("user", content(step), **({"name": name} if name else {})))
+        new.append(chat_message("user", content(step), **({"name": name} if name else {})))
     return [*messages, *new]
 
 
@@ -112,7 +112,7 @@ def on_the_wire(messages: list[Json]) -> list[Json]:
     images: list[Json] = []
     for message in messages:
         if images and message["role"] != "tool":
-            wire.append(said("user", images))
+            wire.append(chat_message("user", images))
             images = []
         parts = message["content"]
         if isinstance(parts, list):
@@ -122,7 +122,7 @@ def on_the_wire(messages: list[Json]) -> list[Json]:
                     images += [text("Images from the result of the tool:"), *shown]
                 parts = "\n".join(part["text"] for part in parts if part["type"] == "text")
         wire.append({**message, "content": parts})
-    return [*wire, *([said("user", images)] if images else [])]
+    return [*wire, *([chat_message("user", images)] if images else [])]
 
 
 def as_text(part: Json) -> Json:
@@ -155,13 +155,13 @@ class Clients:
 
     async def take(self, step: Step, held: list[Json]) -> list[Json]:
         """One request; the conversation with its answer."""
-        sent, mark = asked(held, step), f"r{next(self.numbers)}"
+        sent, mark = request_messages(held, step), f"r{next(self.numbers)}"
         self.steps[mark] = step
         body = {"messages": sent, "tools": [LAMP], "user": mark}
         async with self.api.post(CHAT, body) as response:
-            message = (await told(response))["choices"][0]["message"]
+            message = (await read_json(response))["choices"][0]["message"]
         self.check(mark, sent)
-        answer = said("assistant", message["content"])
+        answer = chat_message("assistant", message["content"])
         if message.get("tool_calls"):
             answer = calls(*(call(made["id"]) for made in message["tool_calls"]), content=message["content"])
         self.origin[f"srv_{mark}"] = json.dumps([*sent, answer])
@@ -170,7 +170,7 @@ class Clients:
     def check(self, mark: str, sent: list[Json]) -> None:
         """The model was given these messages; what is more are calls that the server made in this conversation."""
         seen: list[Json] = []
-        for message in got(self.first[mark]):
+        for message in model_messages(self.first[mark]):
             made = [one for one in message.get("tool_calls") or () if one["id"].startswith("srv_")]
             ours = str(message.get("tool_call_id")).startswith("srv_")
             added = [one["id"] for one in made]
@@ -186,7 +186,7 @@ class Clients:
         return self.origin[call_id] in before
 
 
-async def talk(clients: Clients, plan: list[Step]) -> None:
+async def run_plan(clients: Clients, plan: list[Step]) -> None:
     """Carry a plan out; steps that are taken together meet at the server."""
     held: list[list[Json]] = [[], [], [], []]
     at_once: dict[int, Any] = {}
@@ -218,6 +218,6 @@ async def test_model_receives_what_request_says_property(start: Start, examples:
     clients = Clients()
     clients.api = await start(handler=clients.answer)
     for plan in plans:
-        await talk(clients, plan)
+        await run_plan(clients, plan)
     put_back = [request for request in clients.first.values() if "srv_" in json.dumps(request.body["messages"])]
     assert put_back, "no plan has led to a conversation that is gone on with after a call of the server's"

@@ -11,7 +11,7 @@ import pytest
 from hermes.agent import decisions
 from support.model_server import Call, ModelServer, Reply
 
-from .clients import HeldModel, Json, flat, function, offered, refused, sent, system_of, told
+from .clients import HeldModel, Json, flat, function, read_error, read_json, sent, system_of, tool_names
 from .conftest import PROVIDER_KEY, Api, Start
 
 PATH = "/v1/responses"
@@ -45,12 +45,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def create(api: Api, input: Any = "hi", headers: dict[str, str] | None = None, **fields: Any) -> Json:
     """A response that is made without a stream."""
     async with api.post(PATH, {"input": input, **fields}, headers=headers) as response:
-        return await told(response)
+        return await read_json(response)
 
 
 async def fetch(api: Api, response_id: str) -> Json:
     async with api.get(f"{PATH}/{response_id}") as response:
-        return await told(response)
+        return await read_json(response)
 
 
 def text_of(response: Json) -> str:
@@ -115,7 +115,7 @@ async def test_ignored_parameters_are_named(api: Api) -> None:
     api.model.script = [Reply(text="Done.")]
     body = {"input": "x", "include": ["file_search_call.results"], "hologram": 1}
     async with api.post(PATH, body) as response:
-        await told(response)
+        await read_json(response)
         assert {"hologram", "file_search_call.results"} <= set(
             re.split(r", ?|include[.:\[]|\]", response.headers["X-Hermes-Ignored"])
         ) or "include" in response.headers["X-Hermes-Ignored"]
@@ -198,7 +198,7 @@ async def test_client_tool_call_stays_open_and_output_continues(api: Api) -> Non
     assert (call["call_id"], json.loads(call["arguments"])) == ("call_lamp", {"room": "hall"})
     output = {"type": "function_call_output", "call_id": "call_lamp", "output": "done"}
     async with api.post(PATH, {"input": "never mind", "previous_response_id": made["id"], "tools": [LAMP]}) as response:
-        await refused(response, 400, "tool_output_missing")
+        await read_error(response, 400, "tool_output_missing")
     again = await create(api, [output], previous_response_id=made["id"], tools=[LAMP])
     assert text_of(again) == "It is on."
     results = {m["tool_call_id"] for m in api.model.requests[1].body["messages"] if m["role"] == "tool"}
@@ -253,8 +253,8 @@ async def test_item_reference_by_id(api: Api) -> None:
 async def test_referenced_items_are_read_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.model.script = [Reply(text="One.", continues=False), Reply(text="Two.", continues=False), Reply(text="Fine.")]
     ids = [(await create(api, "x"))["output"][0]["id"] for _ in range(2)]
-    added = await told(await api.post("/v1/conversations", {"items": [message("user", "kept")]}))
-    kept = await told(await api.get(f"/v1/conversations/{added['id']}/items"))
+    added = await read_json(await api.post("/v1/conversations", {"items": [message("user", "kept")]}))
+    kept = await read_json(await api.get(f"/v1/conversations/{added['id']}/items"))
     ids.append(kept["data"][0]["id"])
     reads: list[Any] = []
     store = type(api.context.stored_responses)
@@ -328,7 +328,7 @@ async def test_chain_carries_session_and_instructions(api: Api) -> None:
     for fields in ({"instructions": "Be a pirate."}, {}, {"instructions": ""}, {}):
         body = {"input": "x", **fields, **({"previous_response_id": previous} if previous else {})}
         async with api.post(PATH, body) as response:
-            previous = (await told(response))["id"]
+            previous = (await read_json(response))["id"]
             sessions.append(response.headers["X-Hermes-Session-Id"])
             history = response.headers["X-Hermes-History"]
     assert len(set(sessions)) == 1
@@ -341,11 +341,11 @@ async def test_continuing_from_earlier_response_forks_session(api: Api) -> None:
     first = await create(api, "one")
     second = await create(api, "two", previous_response_id=first["id"])
     async with api.post(PATH, {"input": "other two", "previous_response_id": first["id"]}) as response:
-        branch = await told(response)
+        branch = await read_json(response)
         forked = response.headers["X-Hermes-Session-Id"]
     assert sent(api.model.requests[2]) == [("user", "one"), ("assistant", "answer 0."), ("user", "other two")]
     async with api.post(PATH, {"input": "three", "previous_response_id": second["id"]}) as response:
-        await told(response)
+        await read_json(response)
         assert response.headers["X-Hermes-Session-Id"] != forked
     assert [text for _, text in sent(api.model.requests[3])] == ["one", "answer 0.", "two", "answer 1.", "three"]
     api.model.script = [Reply(text="answer 4.")]
@@ -359,9 +359,9 @@ async def test_chain_of_other_session_is_conflict(api: Api) -> None:
     made = await create(api, headers={"X-Hermes-Session-Id": "hall"})
     body = {"input": "x", "previous_response_id": made["id"]}
     async with api.post(PATH, body, headers={"X-Hermes-Session-Id": "garden"}) as response:
-        await refused(response, 400, "session_conflict")
+        await read_error(response, 400, "session_conflict")
     async with api.post(PATH, body, headers={"X-Hermes-Session-Id": "hall"}) as response:
-        await told(response)
+        await read_json(response)
 
 
 async def test_named_conversation_continues_and_restarts_when_response_is_gone(api: Api) -> None:
@@ -372,7 +372,7 @@ async def test_named_conversation_continues_and_restarts_when_response_is_gone(a
     assert len(sent(api.model.requests[1])) == 3
     await create(api, "aside", conversation="kitchen", store=False)
     async with api.delete(f"{PATH}/{second['id']}") as response:
-        assert await told(response) == {"id": second["id"], "object": "response", "deleted": True}
+        assert await read_json(response) == {"id": second["id"], "object": "response", "deleted": True}
     await create(api, "three", conversation="kitchen")
     assert sent(api.model.requests[3]) == [("user", "three")]
 
@@ -395,14 +395,14 @@ async def test_store_false_leaves_nothing(api: Api) -> None:
     assert made["store"] is False
     for path in (f"{PATH}/{made['id']}", f"{PATH}/{made['id']}/input_items"):
         async with api.get(path) as response:
-            await refused(response, 404, "response_not_found")
+            await read_error(response, 404, "response_not_found")
     async with api.post(PATH, {"input": "x", "previous_response_id": made["id"]}) as response:
-        await refused(response, 404, "previous_response_not_found", "previous_response_id")
+        await read_error(response, 404, "previous_response_not_found", "previous_response_id")
     async with api.get("/api/sessions") as response:
-        assert (await told(response))["data"] == []
+        assert (await read_json(response))["data"] == []
     await create(api, store=False, headers={"X-Hermes-Session-Id": "hall"})
     async with api.get("/api/sessions") as response:
-        assert [session["id"] for session in (await told(response))["data"]] == ["hall"]
+        assert [session["id"] for session in (await read_json(response))["data"]] == ["hall"]
 
 
 async def test_truncation_auto_cuts_long_history(api: Api) -> None:
@@ -431,12 +431,12 @@ async def test_truncation_disabled_overflow_is_error(api: Api) -> None:
     error = {"code": "context_length_exceeded", "message": "This model's maximum context length is 10 tokens."}
     api.model.script = [Reply(status=400, error=error)]
     async with api.post(PATH, {"input": "x", "truncation": "disabled"}) as response:
-        await refused(response, 400, "context_length_exceeded")
+        await read_error(response, 400, "context_length_exceeded")
     assert len(api.model.requests) == 1
 
 
 async def test_max_tool_calls_forces_answer(api: Api) -> None:
-    api.model.handler = lambda request: Reply(tool_calls=[TODO]) if offered(request) else Reply(text="Enough.")
+    api.model.handler = lambda request: Reply(tool_calls=[TODO]) if tool_names(request) else Reply(text="Enough.")
     made = await create(api, max_tool_calls=2)
     assert [item["type"] for item in made["output"]].count("function_call") == 2
     assert text_of(made) == "Enough."
@@ -465,7 +465,7 @@ async def test_failure_without_text_is_http_error_and_stored(
 ) -> None:
     api.model.handler = lambda _: reply
     async with api.post(PATH, {"input": "x"}) as response:
-        error = await refused(response, status, kind)
+        error = await read_error(response, status, kind)
         assert response.headers["x-should-retry"] == "false"
     stored = await fetch(api, error["hermes"]["response_id"])
     assert (stored["status"], stored["completed_at"], stored["output"]) == ("failed", None, [])
@@ -495,7 +495,7 @@ async def test_agent_exception_is_reported_and_stored(api: Api, monkeypatch: pyt
 
     monkeypatch.setattr(api.adapter, "_run_agent", broken)
     async with api.post(PATH, {"input": "x"}) as response:
-        error = await refused(response, 500, "agent_error")
+        error = await read_error(response, 500, "agent_error")
     assert "it broke" in error["message"]
     stored = await fetch(api, error["hermes"]["response_id"])
     assert (stored["status"], stored["error"]["type"]) == ("failed", "agent_error")

@@ -11,7 +11,7 @@ import pytest
 from hermes.core.spec import RunSpec
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, flat, function, refused, told
+from .clients import HeldModel, Json, flat, function, read_error, read_json
 from .conftest import PROVIDER_KEY, Api, Start
 
 PATH = "/v1/responses"
@@ -24,7 +24,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "call_lamp", "output": "on"
 async def ask(api: Api, given: Any, after: Json | None = None, status: int = 200, **fields: Any) -> Json:
     body = {"input": given, "tools": [LAMP], **({"previous_response_id": after["id"]} if after else {}), **fields}
     async with api.post(PATH, body) as response:
-        return await told(response, status)
+        return await read_json(response, status)
 
 
 def roles(api: Api) -> list[str]:
@@ -86,22 +86,22 @@ async def test_outputs_can_be_resent_in_named_session(api: Api, way: str, ends: 
     fields: Json = {"conversation": "hall"} if way == "conversation" else {}
     headers = {} if way == "conversation" else {"X-Hermes-Session-Id": "hall"}
     async with api.post(PATH, {"input": "light", "tools": [LAMP], **fields}, headers=headers) as response:
-        await told(response)
+        await read_json(response)
         session_id = response.headers["X-Hermes-Session-Id"]
     call = {"id": "call_lamp", "type": "function", "function": {"name": "lamp", "arguments": '{"room": "hall"}'}}
     before = [user("light"), {"role": "assistant", "content": None, "tool_calls": [call]}]
     for output, status in (("on", ends.status if ends.status == 200 else 502), ("on", 200), ("dimmed", 200)):
         path, body, more = named(way, {**OUTPUT, "output": output}, before)
         async with api.post(path, body, headers=more) as response:
-            await told(response, status)
+            await read_json(response, status)
             assert response.headers["X-Hermes-Session-Id"] == session_id
         assert roles(api) == ["user", "assistant", "tool", "tool"]
         assert api.model.requests[-1].body["messages"][-1]["content"] == output
     async with api.post(PATH, {"input": "thanks", **fields}, headers=headers) as response:
-        await told(response)
+        await read_json(response)
     assert roles(api) == ["user", "assistant", "tool", "tool", "assistant", "user"]
     async with api.get(f"/api/sessions/{session_id}/messages") as response:
-        shown = [row["content"] for row in (await told(response))["data"]]
+        shown = [row["content"] for row in (await read_json(response))["data"]]
     assert shown[-4:] == ["dimmed", "Fine.", "thanks", "Bye."]
 
 
@@ -140,7 +140,7 @@ async def test_outputs_cannot_be_resent_after_new_user_message(api: Api) -> None
     await ask(api, [OUTPUT], conversation="hall")
     await ask(api, "thanks", conversation="hall")
     async with api.post(PATH, {"input": [OUTPUT], "conversation": "hall", "tools": [LAMP]}) as response:
-        await refused(response, 400, "tool_call_not_found", "tool_call_id")
+        await read_error(response, 400, "tool_call_not_found", "tool_call_id")
 
 
 async def test_branch_ignores_calls_open_elsewhere(api: Api) -> None:
@@ -157,7 +157,7 @@ async def test_branch_does_not_wait_for_running_turn(start: Start) -> None:
         api = await start(Reply(text="Hello."), Reply(text="two"), session_wait_seconds=0, model_routes=routes)
         first = await ask(api, "hi")
         running = asyncio.create_task(ask(api, "a", first, model="slow"))
-        await slow.asked()
+        await slow.wait_for_request()
         assert "two" in json.dumps((await ask(api, "b", first))["output"])
         assert roles(api) == ["user", "assistant", "user"]
         slow.let_all()
@@ -186,7 +186,7 @@ async def test_branch_waits_only_for_its_own_response(start: Start) -> None:
         routes = {"slow": {"model": "slow", "base_url": f"{slow.url}/v1", "api_key": PROVIDER_KEY}}
         api = await start(Reply(text="two", continues=False), model_routes=routes)
         first = await ask(api, "hi", model="slow", background=True)
-        await slow.asked()
+        await slow.wait_for_request()
         [record] = await api.app.engine.list()
         other = RunSpec(user_message="a", session_id=record.spec.session_id)
         waiting = asyncio.create_task(api.app.engine.admit(other))
@@ -214,7 +214,7 @@ async def root_spec(api: Api, way: str, body: Json) -> str:
         assert response.status == 200, await response.text()
         if way != "background":
             return str(await response.text())
-        queued = await told(response)
+        queued = await read_json(response)
     async with api.get(f"{PATH}/{queued['id']}?stream=true") as response:
         return str(await response.text())
 
@@ -237,10 +237,10 @@ async def test_outputs_are_checked_against_referenced_response(api: Api) -> None
         ({"input": [OUTPUT]}, "tool_call_not_found"),
     ):
         async with api.post(PATH, {**body, "tools": [LAMP]}) as response:
-            await refused(response, 400, code, "tool_call_id")
+            await read_error(response, 400, code, "tool_call_id")
     wrong = {"input": [OUTPUT], "previous_response_id": first["id"], "background": True}
     async with api.post(PATH, wrong) as response:
-        await refused(response, 400, "tool_call_not_found", "tool_call_id")
+        await read_error(response, 400, "tool_call_not_found", "tool_call_id")
 
 
 async def test_background_branch_starts_at_referenced_response(api: Api) -> None:
@@ -266,7 +266,7 @@ async def test_superseded_response_is_kept_and_can_be_continued(api: Api) -> Non
 async def compaction(api: Api) -> Json:
     api.model.script = [Reply(text="They spoke of tea.")]
     async with api.post(f"{PATH}/compact", {"model": "hermes-agent", "input": "tea?"}) as response:
-        item: Json = (await told(response))["output"][0]
+        item: Json = (await read_json(response))["output"][0]
     return item
 
 
@@ -287,7 +287,7 @@ async def test_any_items_may_surround_output(api: Api, order: str) -> None:
     api.model.script = [Reply(text="Kept.", continues=False), Reply(tool_calls=[HALL]), Reply(text="On.")]
     kept = await ask(api, [{"type": "message", "role": "user", "content": "earlier"}])
     async with api.get(f"{PATH}/{kept['id']}/input_items") as response:
-        [item] = (await told(response))["data"]
+        [item] = (await read_json(response))["data"]
     first = await ask(api, "light")
     items: dict[str, Json] = {
         "output": OUTPUT,
@@ -315,4 +315,4 @@ async def test_input_without_user_message_is_rejected(api: Api, given: Any) -> N
         summary = await compaction(api)
         given = [summary] if given == "summary" else [user("hi"), ANSWER, summary]
     async with api.post(PATH, {"input": given, "tools": [LAMP]}) as response:
-        await refused(response, 400, "missing_user_message", "input")
+        await read_error(response, 400, "missing_user_message", "input")

@@ -25,9 +25,9 @@ from .clients import (
     flat,
     frames,
     function,
-    refused,
+    read_error,
+    read_json,
     stream_of,
-    told,
 )
 from .conftest import Api, Start
 
@@ -85,7 +85,7 @@ def plainly(response: Json) -> Json:
 
 async def fetch(api: Api, response_id: str) -> Json:
     async with api.get(f"{PATH}/{response_id}") as response:
-        return await told(response)
+        return await read_json(response)
 
 
 TEXT = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
@@ -265,7 +265,7 @@ async def test_interrupted_response_is_cancelled(start: Start, way: str) -> None
                 "stop": f"/v1/runs/{response.headers['X-Hermes-Run-Id']}/stop",
             }
             async with api.post(place[way]) as stopped:
-                answer = await told(stopped)
+                answer = await read_json(stopped)
             made = events([*seen, *await stream.rest()])
         if way == "cancel":
             assert (answer["id"], answer["status"]) == (response_id, "cancelled")
@@ -275,14 +275,14 @@ async def test_interrupted_response_is_cancelled(start: Start, way: str) -> None
         assert final["output"][0]["content"][0]["text"] == "Half"
         assert (await fetch(api, response_id))["status"] == "cancelled"
         async with api.post(f"{PATH}/{response_id}/cancel") as again:
-            assert (await told(again))["status"] == "cancelled"
+            assert (await read_json(again))["status"] == "cancelled"
 
 
 async def test_finished_response_cannot_be_cancelled(api: Api) -> None:
     api.model.script = [Reply(text="Done.")]
     final = object_of(await streamed(api))
     async with api.post(f"{PATH}/{final['id']}/cancel") as response:
-        await refused(response, 409, "response_not_cancellable")
+        await read_error(response, 409, "response_not_cancellable")
 
 
 # ---- in the background
@@ -299,9 +299,9 @@ async def test_background_response_is_polled(start: Start) -> None:
     async with HeldModel(Reply(text="Done.")) as model:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "background": True}) as response:
-            made = await told(response)
+            made = await read_json(response)
         assert (made["status"], made["background"], made["output"]) == ("queued", True, [])
-        await model.asked()
+        await model.wait_for_request()
         await eventually(lambda: fetch(api, made["id"]), lambda seen: seen["status"] == "in_progress")
         model.let_all()
         done = await finished(api, made["id"])
@@ -324,7 +324,7 @@ async def test_response_stays_when_another_replica_has_begun_its_run(
 
         monkeypatch.setattr(engine, "submit", refuse_after_submit)
         async with api.post(PATH, {"input": "hi", "background": True}) as response:
-            await refused(response, 503, "session_db_unavailable")
+            await read_error(response, 503, "session_db_unavailable")
         assert (await fetch(api, run_ids[0].replace("run_", "resp_")))["status"] in ("queued", "in_progress")
         model.let_all()
 
@@ -333,17 +333,17 @@ async def test_background_response_cancel_and_delete(start: Start) -> None:
     async with HeldModel(Reply(text="Done."), Reply(text="Done.")) as model:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "background": True}) as response:
-            first = await told(response)
-        await model.asked()
+            first = await read_json(response)
+        await model.wait_for_request()
         async with api.post(f"{PATH}/{first['id']}/cancel") as response:
-            assert (await told(response))["status"] == "cancelled"
+            assert (await read_json(response))["status"] == "cancelled"
         async with api.post(PATH, {"input": "hi", "background": True}) as response:
-            second = await told(response)
-        await model.asked(2)
+            second = await read_json(response)
+        await model.wait_for_request(2)
         async with api.delete(f"{PATH}/{second['id']}") as response:
-            assert (await told(response))["deleted"] is True
+            assert (await read_json(response))["deleted"] is True
         async with api.get(f"{PATH}/{second['id']}") as response:
-            await refused(response, 404, "response_not_found")
+            await read_error(response, 404, "response_not_found")
         await model.until(lambda: model.open_streams == 0)
         assert all(request.closed_early for request in model.requests)
 
@@ -380,7 +380,7 @@ async def test_response_replay_from_any_sequence_number(api: Api, made_by: str) 
             whole = frames(await response.text())
             response_id = whole[0].data["response"]["id"]
         else:
-            response_id = (await told(response))["id"]
+            response_id = (await read_json(response))["id"]
             await finished(api, response_id)
             whole = await replayed(api, response_id)
     made = events(whole)
@@ -415,7 +415,7 @@ async def test_invalid_starting_after_is_rejected(api: Api, after: str) -> None:
     api.model.script = [Reply(text="Done.")]
     final = object_of(await streamed(api))
     async with api.get(f"{PATH}/{final['id']}?stream=true&starting_after={after}") as response:
-        await refused(response, 400, "invalid_value", "starting_after")
+        await read_error(response, 400, "invalid_value", "starting_after")
 
 
 async def test_response_visibility_is_fixed_at_creation(api: Api) -> None:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from support.model_server import Call, ModelServer, Reply, Request
 
-from .clients import Json, flat, frames, function, offered, sent, system_of, told
+from .clients import Json, flat, frames, function, read_json, sent, system_of, tool_names
 from .conftest import PROVIDER_KEY, Api, Start
 
 PATH = "/v1/responses"
@@ -95,17 +95,17 @@ rows = pytest.mark.parametrize(("tool", "name", "args", "item", "output", "resul
 
 async def create(api: Api, input: Any = "hi", **fields: Any) -> Json:
     async with api.post(PATH, {"input": input, **fields}) as response:
-        return await told(response)
+        return await read_json(response)
 
 
 async def ignored(api: Api, **body: Any) -> list[str]:
     """What the header names for a request that goes well."""
     async with api.post(PATH, body) as response:
-        await told(response)
+        await read_json(response)
         return [name for name in response.headers.get("X-Hermes-Ignored", "").split(", ") if name]
 
 
-def shown(item: Json) -> Json:
+def without_ids(item: Json) -> Json:
     """An item without what every item has."""
     return {key: value for key, value in item.items() if key not in ("id", "status")}
 
@@ -118,9 +118,9 @@ async def test_client_tool_items_by_type(
     api.model.script = [Reply(tool_calls=[Call(name, args, id="call_1")]), Reply(text="Done.")]
     made = await create(api, tools=[tool])
     assert made["tools"][0]["type"] == tool["type"]
-    assert name in offered(api.model.requests[0])
+    assert name in tool_names(api.model.requests[0])
     (call,) = made["output"]
-    assert (shown(call), call["status"]) == (item, "completed")
+    assert (without_ids(call), call["status"]) == (item, "completed")
     answer = {"call_id": "call_1", **output}
     if chain:
         await create(api, [answer], tools=[tool], previous_response_id=made["id"])
@@ -147,7 +147,7 @@ async def test_client_tool_call_stream_events_by_type(
     assert kinds == ["created", "in_progress", "output_item.added", *between, "output_item.done", "completed"]
     if stem:
         assert events[3]["delta"] == events[4][field] == item[field]
-    assert shown(events[-2]["item"]) == item
+    assert without_ids(events[-2]["item"]) == item
     made = events[-1]["response"]
     assert made["output"] == [events[-2]["item"]]
     async with api.get(f"{PATH}/{made['id']}?stream=true") as response:
@@ -160,7 +160,7 @@ async def test_tools_found_by_search_are_offered_afterwards(api: Api) -> None:
     made = await create(api, tools=[search])
     made = await create(api, [{"call_id": "call_1", **output}], tools=[search], previous_response_id=made["id"])
     await create(api, "on", tools=[search], previous_response_id=made["id"])
-    assert ["lamp" in offered(request) for request in api.model.requests] == [False, True, True]
+    assert ["lamp" in tool_names(request) for request in api.model.requests] == [False, True, True]
 
 
 async def test_tools_and_system_text_of_input_persist_in_chain(api: Api) -> None:
@@ -171,7 +171,7 @@ async def test_tools_and_system_text_of_input_persist_in_chain(api: Api) -> None
     made = await create(api, "more", previous_response_id=made["id"], tools=[{"type": "custom", "name": "y"}])
     again = {**first, "tools": [{"type": "custom", "name": "x", "description": "Another."}]}
     await create(api, [again, "and"], previous_response_id=made["id"])
-    assert [set(offered(request)) & {"x", "y"} for request in api.model.requests] == [{"x"}, {"x", "y"}, {"x"}]
+    assert [set(tool_names(request)) & {"x", "y"} for request in api.model.requests] == [{"x"}, {"x", "y"}, {"x"}]
     assert all("Be brief." in system_of(request) for request in api.model.requests)
     described = {
         tool["function"]["name"]: tool["function"]["description"] for tool in api.model.requests[2].body["tools"]
@@ -187,7 +187,7 @@ async def test_same_tools_in_every_turn_of_chain(api: Api) -> None:
     for _ in range(3):
         made = await create(api, [added, {"role": "user", "content": "hi"}], **before)
         before = {"previous_response_id": made["id"]}
-    assert sum(name.startswith("lamp_") for name in offered(api.model.requests[-1])) == 100
+    assert sum(name.startswith("lamp_") for name in tool_names(api.model.requests[-1])) == 100
 
 
 async def test_long_namespaced_tool_name_is_shortened_and_restored(api: Api) -> None:
@@ -195,7 +195,7 @@ async def test_long_namespaced_tool_name_is_shortened_and_restored(api: Api) -> 
     tool = {"type": "namespace", "name": "n" * 40, "tools": [{"type": "function", "name": name} for name in names]}
 
     def call_all(request: Request) -> Reply:
-        made = [name for name in offered(request) if name.startswith("nnnn")]
+        made = [name for name in tool_names(request) if name.startswith("nnnn")]
         assert len(set(made)) == 2 and all(len(name) <= 64 for name in made)
         return Reply(tool_calls=[Call(name, {}, id=f"call_{at}") for at, name in enumerate(made)])
 
@@ -222,7 +222,7 @@ async def test_grammar_is_passed_to_supporting_model(start: Start) -> None:
         api = await start(settings={"model": {"default": "gpt-5.5", **route}})
         tool = {"type": "custom", "name": "poem", "description": "Writes.", "format": GRAMMAR}
         made = await create(api, tools=[tool], tool_choice={"type": "custom", "name": "poem"})
-        assert shown(made["output"][0]) == {**CLIENT_TOOLS[0][4], "input": "größe"}
+        assert without_ids(made["output"][0]) == {**CLIENT_TOOLS[0][4], "input": "größe"}
         output = {"type": "custom_tool_call_output", "call_id": "call_1", "output": "done"}
         again = {"input": [output], "tools": [tool], "previous_response_id": made["id"]}
         assert await ignored(api, **again) == []
@@ -281,7 +281,7 @@ async def test_unsupported_hosted_tools_are_ignored_and_named(api: Api) -> None:
     tools.append({"type": "shell", "environment": {"type": "container_auto"}})
     named = await ignored(api, input="hi", tools=tools)
     assert named == [f"tools.{kind}" for kind in (*kinds, "shell")]
-    assert not {*kinds, "shell"} & set(offered(api.model.requests[0]))
+    assert not {*kinds, "shell"} & set(tool_names(api.model.requests[0]))
 
 
 async def test_hosted_web_search_uses_server_tool(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,9 +311,9 @@ async def test_key_without_web_toolset_has_no_web_search(
     api = await start(Reply(text="ok"), keys=[narrow])
     headers = {"X-Hermes-Toolsets": "todo"} if closed == "header" else {"Authorization": f"Bearer {narrow['key']}"}
     async with api.post(PATH, {"input": "hi", "tools": [{"type": "web_search"}]}, headers=headers) as response:
-        await told(response)
+        await read_json(response)
         assert response.headers["X-Hermes-Ignored"] == "tools.web_search"
-    assert "web_search" not in offered(api.model.requests[0])
+    assert "web_search" not in tool_names(api.model.requests[0])
 
 
 @pytest.mark.parametrize("beside", [[], [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]])
@@ -396,5 +396,5 @@ async def test_odd_item_fields_are_kept_or_rejected(api: Api, kind: str, fields:
         made = await response.json()
         assert response.status == (400 if is_refused else 200), made
     if not is_refused:
-        listed = await told(await api.get(f"/v1/conversations/{made['id']}/items"))
+        listed = await read_json(await api.get(f"/v1/conversations/{made['id']}/items"))
         assert {name: listed["data"][0][name] for name in fields} == fields

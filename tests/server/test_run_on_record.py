@@ -12,7 +12,7 @@ from hermes.store.stores import AsyncStore
 from support.gateway import SURELY_S
 from support.model_server import Reply
 
-from .clients import Json, eventually, told, user
+from .clients import Json, eventually, read_json, user
 from .conftest import Api
 
 STREAMS: dict[str, Json] = {
@@ -29,7 +29,7 @@ async def test_stream_head_is_sent_after_run_is_recorded(
 ) -> None:
     api.model.handler = lambda _: Reply(text="Hello.", continues=False)
     async with api.post("/api/sessions", {"id": "hall"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     store: AsyncStore = api.app.store
     go = asyncio.Event()
 
@@ -123,7 +123,7 @@ async def test_plain_turn_is_one_transaction(api: Api, monkeypatch: pytest.Monke
     api.model.handler = lambda _: Reply(text="Hello.", continues=False)
     appends = Appends(api.app.store, monkeypatch)
     async with api.post("/v1/chat/completions", user("hi")) as response:
-        await told(response)
+        await read_json(response)
     assert appends.types == [WHOLE]
     events = [event async for event in api.app.engine.subscribe(response.headers["X-Hermes-Run-Id"])]
     assert [event.seq for event in events] == [1, 2, 3, 4, 5, 6]
@@ -150,9 +150,9 @@ async def test_other_turns_are_recorded_before_model_call(
 
     api.model.handler = answer
     async with api.post("/api/sessions", {"id": "hall"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     async with api.post(path, body, headers=headers) as response:
-        await told(response)
+        await read_json(response)
     assert seen == [1]
 
 
@@ -181,13 +181,13 @@ async def test_failed_start_record_is_written_with_end(api: Api, monkeypatch: py
     async def answer(_: Any) -> Reply:
         if listed:
             async with api.get("/v1/runs") as response:
-                assert (await told(response))["data"] == []
+                assert (await read_json(response))["data"] == []
         await eventually(failed)
         return Reply(text="Hello.", continues=False)
 
     api.model.handler = answer
     async with api.post("/v1/chat/completions", user("hi")) as response:
-        await told(response)
+        await read_json(response)
         assert "X-Hermes-Warning" not in response.headers
     assert appends.types == [WHOLE[:2], WHOLE]
     events = [event async for event in api.app.engine.subscribe(response.headers["X-Hermes-Run-Id"])]

@@ -300,7 +300,7 @@ async def test_uncreatable_home_is_reported(tmp_path: Path) -> None:
 # ---- the drain
 
 
-async def begun(home: Home, server: ModelServer) -> str:
+async def start_waiting_turn(home: Home, server: ModelServer) -> str:
     """A turn that waits for its model; its id."""
     engine = (await apps.current(home)).engine
     spec = RunSpec(user_message="hi", session_id="s", kind="run", source="api_server", on_detach="continue")
@@ -320,7 +320,7 @@ async def test_drain_finishes_turns_while_reads_continue(home: Home, monkeypatch
     async with ModelServer(handler=answer) as server:
         home.config_file.write_text(f"model: {{default: m, base_url: '{server.url}/v1'}}\n{UNTITLED}")
         async with serving(home) as (url, stop):
-            run_id = await begun(home, server)
+            run_id = await start_waiting_turn(home, server)
             await until(lambda: state(home)["active_agents"] == 1)
             stop.set()
             await until(lambda: state(home)["gateway_state"] == "draining")
@@ -336,7 +336,7 @@ async def test_drain_timeout_leaves_run_for_next_start(home: Home) -> None:
         more = f"api_server: {{drain_seconds: 0}}\n{UNTITLED}"
         home.config_file.write_text(f"model: {{default: m, base_url: '{server.url}/v1'}}\n{more}")
         async with serving(home):
-            run_id = await begun(home, server)
+            run_id = await start_waiting_turn(home, server)
         left = await status_of(home, run_id)
         async with serving(home), asyncio.timeout(20):
             while (now := await status_of(home, run_id)) != "completed":

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from support.model_server import Reply
 
-from .clients import Json, check_envelope, check_headers, told
+from .clients import Json, check_envelope, check_headers, read_json
 from .conftest import Api, Start
 
 # The statuses of the server's own fault that a request may bring about by itself, and their codes.
@@ -34,12 +34,12 @@ async def described(api: Api) -> Json:
 
 async def things(api: Api) -> dict[str, str]:
     """One of each kind of object, so that not every id is unknown."""
-    await told(await api.post("/api/sessions", {"id": "s1"}), 201)
+    await read_json(await api.post("/api/sessions", {"id": "s1"}), 201)
     async with api.post("/v1/responses", {"input": "x"}) as response:
-        made = await told(response)
+        made = await read_json(response)
         run_id = response.headers["X-Hermes-Run-Id"]
     async with api.post("/v1/conversations", {}) as response:
-        talk = await told(response)
+        talk = await read_json(response)
     known = {"session_id": "s1", "response_id": made["id"], "run_id": run_id, "model_id": "hermes-agent"}
     return {**known, "conversation_id": talk["id"], "message_id": run_id.replace("run_", "msg_")}
 
@@ -116,7 +116,7 @@ async def tried(start: Start, requests: int) -> None:
     done = await asyncio.to_thread(hammer, document, api.url, headers, known, requests)
     assert done >= requests
     async with api.get("/health") as response:
-        assert (await told(response))["status"] == "ok"
+        assert (await read_json(response))["status"] == "ok"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -133,7 +133,7 @@ async def test_many_requests_match_openapi_property(start: Start) -> None:
 async def test_openapi_lists_every_route_of_capabilities(api: Api) -> None:
     document = await described(api)
     async with api.get("/v1/capabilities") as response:
-        endpoints = (await told(response))["endpoints"]
+        endpoints = (await read_json(response))["endpoints"]
     listed = {(entry["method"], entry["path"]) for entry in endpoints.values()}
     shown = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert listed == shown

@@ -14,7 +14,7 @@ from hermes.store.sessions import SessionDB
 from hermes.tools.process import Background, Processes
 from support.model_server import Call, Reply
 
-from .clients import Json, eventually, told
+from .clients import Json, eventually, read_json
 from .conftest import Api, Start
 from .test_keys import ANNA, BEN, KEYS, bearer
 
@@ -29,7 +29,7 @@ async def turn(api: Api, key: str, session_id: str, *calls: Call) -> list[Json]:
     headers = {**bearer(key), "X-Hermes-Session-Id": session_id}
     body = {"messages": [{"role": "user", "content": "go"}]}
     async with api.post("/v1/chat/completions", body, headers=headers) as response:
-        await told(response)
+        await read_json(response)
     messages = api.model.requests[-1].body["messages"]
     return [json.loads(m["content"]) for m in messages if m["role"] == "tool"]
 
@@ -40,7 +40,7 @@ def command(text: str, **more: Any) -> Call:
 
 async def delete(api: Api, key: str, session_id: str) -> None:
     async with api.delete(f"/api/sessions/{session_id}", headers=bearer(key)) as response:
-        await told(response)
+        await read_json(response)
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ async def test_new_session_with_reused_id_has_no_state(api: Api, home_folder: Pa
         listeners[:] = kept
     [result] = await turn(api, heir, PLAIN, command('echo "[$MELON] $PWD"'))
     assert result["output"].startswith("[] ") and not result["output"].startswith("[] /tmp\n")
-    desk = api.app.services.session_states.of("anna" if heir == ANNA else "ben", PLAIN)
-    assert desk is not anna and not desk.granted and not desk.yolo
+    inherited = api.app.services.session_states.of("anna" if heir == ANNA else "ben", PLAIN)
+    assert inherited is not anna and not inherited.granted and not inherited.yolo
 
 
 async def test_session_state_is_not_shared_between_owners(api: Api) -> None:
@@ -101,7 +101,7 @@ async def test_sessions_with_similar_ids_have_own_uploads(start: Start, home_fol
         headers = {**bearer(key), "X-Hermes-Session-Id": session_id}
         body = {"messages": [{"role": "user", "content": content}]}
         async with api.post("/v1/chat/completions", body, headers=headers) as response:
-            await told(response)
+            await read_json(response)
     assert {folder.name for folder in (home_folder / "uploads").iterdir()} == {folder_name("a b"), "a_b"}
 
 

@@ -14,7 +14,7 @@ from hermes.services.skills import find_skills
 from hermes.settings import config
 from support.model_server import Call, Reply
 
-from .clients import Json, system_of, told, user
+from .clients import Json, read_json, system_of, user
 from .conftest import Api, Start
 from .test_keys import ANNA, BEN, KEYS, bearer
 
@@ -43,15 +43,15 @@ async def use(api: Api, scope: str, tool: str, **args: str) -> Json:
     api.model.script = [Reply(tool_calls=[Call(tool, args)]), Reply(text="Done.")]
     api.model.requests.clear()
     async with api.post("/v1/chat/completions", user("go"), headers=headers(scope)) as response:
-        await told(response)
+        await read_json(response)
     answer: Json = json.loads(api.model.requests[-1].body["messages"][-1]["content"])
     return answer
 
 
-async def listed(api: Api, scope: str) -> set[str]:
+async def skill_names(api: Api, scope: str) -> set[str]:
     """The names of a scope's skills, on which request, tool and prompt agree."""
     async with api.get("/v1/skills", headers=headers(scope)) as response:
-        names = {skill["name"] for skill in (await told(response))["data"]}
+        names = {skill["name"] for skill in (await read_json(response))["data"]}
     assert {skill["name"] for skill in (await use(api, scope, "skills_list"))["skills"]} == names
     system = system_of(api.model.requests[0])
     assert {name for name in ("shared", "written") if f"About {name}." in system} == names
@@ -76,7 +76,7 @@ async def test_skill_is_written_to_own_scope(api: Api, home_folder: Path, writer
     assert made["path"].endswith("written/SKILL.md") and place.read_text() == text_of("written")
     for reader in SCOPES:
         own = reader == writer or writer == "default"
-        assert await listed(api, reader) == ({"shared", "written"} if own else {"shared"})
+        assert await skill_names(api, reader) == ({"shared", "written"} if own else {"shared"})
         seen = await use(api, reader, "skill_view", name="written")
         assert ("Do written." in seen.get("content", "")) is own
     # The command line is the default owner's.

@@ -16,12 +16,12 @@ NAMED = {"X-Hermes-Session-Id": "kitchen"}
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 
 
-def asked(path: str, text: str) -> dict[str, Any]:
+def request_body(path: str, text: str) -> dict[str, Any]:
     return {"input": text} if path == RESPONSES else {"messages": [{"role": "user", "content": text}]}
 
 
 async def session_made(api: Api, path: str, **headers: str) -> str:
-    async with api.post(path, asked(path, "Hello."), headers=headers) as response:
+    async with api.post(path, request_body(path, "Hello."), headers=headers) as response:
         assert response.status == 200, await response.text()
         return response.headers["X-Hermes-Session-Id"]
 
@@ -57,7 +57,7 @@ async def test_session_is_kept_once_named(api: Api, path: str) -> None:
     elif path == "run":
         request = api.post("/v1/runs", {"input": "And?", "session_id": session_id})
     else:
-        request = api.post(path, asked(path, "And?"), headers={"X-Hermes-Session-Id": session_id})
+        request = api.post(path, request_body(path, "And?"), headers={"X-Hermes-Session-Id": session_id})
     async with request as response:
         assert response.status < 300, await response.text()
         told = await response.json()

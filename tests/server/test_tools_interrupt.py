@@ -24,7 +24,7 @@ from hermes.sandbox.mounts import Place
 from support.model_server import Call, Reply, Request
 from tools.commanding import new_mark, running
 
-from .clients import Stream, Wire, eventually, told, user
+from .clients import Stream, Wire, eventually, read_json, user
 from .conftest import Api, Start
 
 Json = dict[str, Any]
@@ -59,7 +59,7 @@ SCRIPTS = {
 
 
 @dataclass
-class Scene:
+class ProcessTree:
     """A server on one backend, and a model that has a tree of processes grow."""
 
     api: Api
@@ -77,7 +77,7 @@ class Scene:
         """Begin a run in which the model makes one call."""
         self.api.model.script = [Reply(tool_calls=[call]), *replies, Reply(text="Done.")]
         async with self.api.post("/v1/runs", {"input": "Go.", "session_id": "hall"}, headers=headers) as response:
-            return str((await told(response, 202))["run_id"])
+            return str((await read_json(response, 202))["run_id"])
 
     async def grown(self, count: int = TREE_SIZE) -> None:
         """Wait until so many of the tree are there."""
@@ -97,7 +97,7 @@ class Scene:
     async def stop(self, run_id: str) -> list[Json]:
         """Stop a run; its end comes soon."""
         async with self.api.post(f"/v1/runs/{run_id}/stop") as response:
-            assert (await told(response))["status"] == "stopping"
+            assert (await read_json(response))["status"] == "stopping"
         began = time.monotonic()
         seen = await self.ended(run_id)
         assert time.monotonic() - began < GONE_S
@@ -114,7 +114,7 @@ def waiting(mark: str) -> list[str]:
     return found
 
 
-def left(home: Path) -> set[str]:
+def leftovers(home: Path) -> set[str]:
     """What must not stay: processes below this one, temporary files, groups that bound processes."""
     parents: dict[str, str] = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -133,7 +133,7 @@ def left(home: Path) -> set[str]:
 
 
 @pytest.fixture(params=["bubblewrap", "local"])
-async def scene(start: Start, home_folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+async def process_tree(start: Start, home_folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[ProcessTree]:
     """Nobody is asked for leave here. Behind every test nothing is left that was not there before."""
     if request.param == "bubblewrap" and (failure := bubblewrap.probe()):
         pytest.skip(f"bubblewrap does not work here: {failure}")
@@ -141,12 +141,12 @@ async def scene(start: Start, home_folder: Path, request: pytest.FixtureRequest)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    before = left(home_folder)
-    yield Scene(api, home_folder, new_mark(), port)
+    before = leftovers(home_folder)
+    yield ProcessTree(api, home_folder, new_mark(), port)
     await api.app.services.outside.sandboxes.close()  # they are kept for the next command
 
     async def rest() -> set[str]:
-        return left(home_folder) - before
+        return leftovers(home_folder) - before
 
     await eventually(rest, lambda found: not found)  # a process that was ended is gone a moment later
     with socket.socket() as probe:
@@ -177,30 +177,30 @@ def told_of(seen: list[Json], call_id: str) -> tuple[str, Json]:
 # ---- stopped
 
 
-async def test_interrupt_ends_command_and_children(scene: Scene) -> None:
-    scene.plant("echo ready; sleep {mark}")
-    run_id = await scene.submit(terminal())
-    await scene.grown(TREE_SIZE + 1)
-    status, answer = told_of(await scene.stop(run_id), "call_t")
+async def test_interrupt_ends_command_and_children(process_tree: ProcessTree) -> None:
+    process_tree.plant("echo ready; sleep {mark}")
+    run_id = await process_tree.submit(terminal())
+    await process_tree.grown(TREE_SIZE + 1)
+    status, answer = told_of(await process_tree.stop(run_id), "call_t")
     assert (status, answer["exit_code"], answer["output"]) == ("interrupted", 130, "ready\n")
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_interrupt_kills_unresponsive_command(scene: Scene) -> None:
-    scene.plant(STUBBORN)
-    run_id = await scene.submit(terminal())
-    await scene.grown(TREE_SIZE + 1)
-    status, answer = told_of(await scene.stop(run_id), "call_t")
+async def test_interrupt_kills_unresponsive_command(process_tree: ProcessTree) -> None:
+    process_tree.plant(STUBBORN)
+    run_id = await process_tree.submit(terminal())
+    await process_tree.grown(TREE_SIZE + 1)
+    status, answer = told_of(await process_tree.stop(run_id), "call_t")
     assert (status, answer["exit_code"]) == ("interrupted", 130)
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("own", SCRIPTS)
-async def test_interrupt_ends_script_and_children(scene: Scene, own: str) -> None:
-    scene.plant("sleep {mark}")
-    run_id = await scene.submit(Call("execute_code", {"code": SCRIPT + SCRIPTS[own]}, id="call_x"))
-    await scene.grown((TREE_SIZE + 1) * (2 if own == "is in a call" else 1))
-    seen = await scene.stop(run_id)
+async def test_interrupt_ends_script_and_children(process_tree: ProcessTree, own: str) -> None:
+    process_tree.plant("sleep {mark}")
+    run_id = await process_tree.submit(Call("execute_code", {"code": SCRIPT + SCRIPTS[own]}, id="call_x"))
+    await process_tree.grown((TREE_SIZE + 1) * (2 if own == "is in a call" else 1))
+    seen = await process_tree.stop(run_id)
     status, answer = told_of(seen, "call_x")
     assert (status, answer["exit_code"], answer["stdout"]) == ("interrupted", 130, "ready\n")
     if own == "is in a call":
@@ -208,69 +208,69 @@ async def test_interrupt_ends_script_and_children(scene: Scene, own: str) -> Non
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_disconnect_ends_command_and_children(scene: Scene, stream: bool) -> None:
-    scene.plant("sleep {mark}")
-    scene.api.model.script = [Reply(tool_calls=[terminal()])]
-    wire = await Wire.open(scene.api.url)
-    key = scene.api.client.headers["Authorization"]
+async def test_disconnect_ends_command_and_children(process_tree: ProcessTree, stream: bool) -> None:
+    process_tree.plant("sleep {mark}")
+    process_tree.api.model.script = [Reply(tool_calls=[terminal()])]
+    wire = await Wire.open(process_tree.api.url)
+    key = process_tree.api.client.headers["Authorization"]
     await wire.request("POST", "/v1/chat/completions", user(stream=stream), Authorization=key)
-    await scene.grown(TREE_SIZE + 1)
-    async with scene.api.get("/v1/runs") as response:
-        [run] = (await told(response))["data"]
+    await process_tree.grown(TREE_SIZE + 1)
+    async with process_tree.api.get("/v1/runs") as response:
+        [run] = (await read_json(response))["data"]
     wire.reset()
     began = time.monotonic()
-    seen = await scene.ended(run["run_id"])
+    seen = await process_tree.ended(run["run_id"])
     assert time.monotonic() - began < 2 * GONE_S, "noticed within a second, over within another"
     assert (seen[-1]["event"], seen[-1]["reason"]) == ("run.cancelled", "client_disconnected")
     assert told_of(seen, "call_t")[0] == "interrupted"
 
 
-async def test_interrupt_reaches_processes_of_subagent(scene: Scene) -> None:
-    scene.plant("sleep {mark}")
+async def test_interrupt_reaches_processes_of_subagent(process_tree: ProcessTree) -> None:
+    process_tree.plant("sleep {mark}")
 
     def handle(request: Request) -> Reply:
         delegates = Call("delegate_task", {"goal": "Grow."}, id="call_d")
         child = any(turn.role == "user" and turn.text.startswith("Grow") for turn in request.turns)
         return Reply(tool_calls=[terminal() if child else delegates])
 
-    scene.api.model.handler = handle
-    run_id = await scene.submit(terminal())
-    await scene.grown(TREE_SIZE + 1)
-    await scene.stop(run_id)
-    async with scene.api.get("/v1/runs?kind=subagent") as response:
-        [child] = (await told(response))["data"]
+    process_tree.api.model.handler = handle
+    run_id = await process_tree.submit(terminal())
+    await process_tree.grown(TREE_SIZE + 1)
+    await process_tree.stop(run_id)
+    async with process_tree.api.get("/v1/runs?kind=subagent") as response:
+        [child] = (await read_json(response))["data"]
     assert child["status"] == "cancelled"
 
 
 # ---- other ends
 
 
-async def test_finished_command_leaves_no_process(scene: Scene) -> None:
-    scene.plant("echo over")
-    seen = await scene.ended(await scene.submit(terminal()))
+async def test_finished_command_leaves_no_process(process_tree: ProcessTree) -> None:
+    process_tree.plant("echo over")
+    seen = await process_tree.ended(await process_tree.submit(terminal()))
     status, answer = told_of(seen, "call_t")
     assert (seen[-1]["event"], status, answer["output"]) == ("run.completed", "ok", "over\n")
 
 
-async def test_failed_run_leaves_no_process(scene: Scene) -> None:
-    scene.plant("echo over")
-    seen = await scene.ended(await scene.submit(terminal(), Reply(status=401, error="no")))
+async def test_failed_run_leaves_no_process(process_tree: ProcessTree) -> None:
+    process_tree.plant("echo over")
+    seen = await process_tree.ended(await process_tree.submit(terminal(), Reply(status=401, error="no")))
     assert (seen[-1]["event"], seen[-1]["error_code"]) == ("run.failed", "provider_auth_failed")
 
 
-async def test_command_timeout_leaves_no_process(scene: Scene) -> None:
-    scene.plant(STUBBORN)
-    seen = await scene.ended(await scene.submit(terminal(timeout=1)))
+async def test_command_timeout_leaves_no_process(process_tree: ProcessTree) -> None:
+    process_tree.plant(STUBBORN)
+    seen = await process_tree.ended(await process_tree.submit(terminal(timeout=1)))
     status, answer = told_of(seen, "call_t")
     assert (seen[-1]["event"], status, answer["exit_code"]) == ("run.completed", "timeout", 124)
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("tool", ["terminal", "execute_code"])
-async def test_turn_timeout_leaves_no_process(scene: Scene, tool: str) -> None:
-    scene.plant(STUBBORN)
+async def test_turn_timeout_leaves_no_process(process_tree: ProcessTree, tool: str) -> None:
+    process_tree.plant(STUBBORN)
     call = terminal() if tool == "terminal" else Call("execute_code", {"code": SCRIPT + SCRIPTS["is deaf"]})
-    seen = await scene.ended(await scene.submit(call, **{"X-Hermes-Timeout": "1"}))
+    seen = await process_tree.ended(await process_tree.submit(call, **{"X-Hermes-Timeout": "1"}))
     assert (seen[-1]["event"], seen[-1]["error_code"]) == ("run.failed", "turn_timeout")
 
 
@@ -284,33 +284,33 @@ def stalled(*calls: Call) -> list[Reply]:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("way", ["stop", "timeout", "plain disconnect", "stream disconnect"])
-async def test_ended_turn_ends_its_background_processes(scene: Scene, way: str) -> None:
-    scene.plant("sleep {mark}")
-    scene.api.model.script = stalled(terminal(background=True, notify_on_complete=True))
+async def test_ended_turn_ends_its_background_processes(process_tree: ProcessTree, way: str) -> None:
+    process_tree.plant("sleep {mark}")
+    process_tree.api.model.script = stalled(terminal(background=True, notify_on_complete=True))
     if "disconnect" in way:
-        wire = await Wire.open(scene.api.url)
-        key = scene.api.client.headers["Authorization"]
+        wire = await Wire.open(process_tree.api.url)
+        key = process_tree.api.client.headers["Authorization"]
         body = user(stream=way.startswith("stream"))
         await wire.request("POST", "/v1/chat/completions", body, Authorization=key)
-        await scene.grown(TREE_SIZE + 1)
-        async with scene.api.get("/v1/runs") as response:
-            [run] = (await told(response))["data"]
+        await process_tree.grown(TREE_SIZE + 1)
+        async with process_tree.api.get("/v1/runs") as response:
+            [run] = (await read_json(response))["data"]
         wire.reset()
-        seen = await scene.ended(run["run_id"])
+        seen = await process_tree.ended(run["run_id"])
         assert (seen[-1]["event"], seen[-1]["reason"]) == ("run.cancelled", "client_disconnected")
         return
     headers = {"X-Hermes-Timeout": "2"} if way == "timeout" else {}
-    async with scene.api.post("/v1/runs", {"input": "Go."}, headers=headers) as response:
-        run_id = (await told(response, 202))["run_id"]
-    await scene.grown(TREE_SIZE + 1)
-    seen = await (scene.stop(run_id) if way == "stop" else scene.ended(run_id))
+    async with process_tree.api.post("/v1/runs", {"input": "Go."}, headers=headers) as response:
+        run_id = (await read_json(response, 202))["run_id"]
+    await process_tree.grown(TREE_SIZE + 1)
+    seen = await (process_tree.stop(run_id) if way == "stop" else process_tree.ended(run_id))
     assert seen[-1]["event"] == ("run.cancelled" if way == "stop" else "run.failed")
     assert not [event for event in seen if event["event"].startswith("steer")], "nobody waits to be told"
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_interrupt_ends_background_processes_of_finished_subagent(scene: Scene) -> None:
-    scene.plant("sleep {mark}")
+async def test_interrupt_ends_background_processes_of_finished_subagent(process_tree: ProcessTree) -> None:
+    process_tree.plant("sleep {mark}")
 
     def handle(request: Request) -> Reply:
         goals = [turn.text for turn in request.turns if turn.role == "user"]
@@ -319,44 +319,44 @@ async def test_interrupt_ends_background_processes_of_finished_subagent(scene: S
             return Reply(text="Grown.") if done else Reply(tool_calls=[terminal(background=True)])
         return Reply(text="Wait", stall_at=1) if done else Reply(tool_calls=[Call("delegate_task", {"goal": "Grow."})])
 
-    scene.api.model.handler = handle
-    run_id = await scene.submit(terminal())
-    await scene.grown(TREE_SIZE + 1)
-    async with scene.api.get(f"/v1/runs/{run_id}/events") as response:
+    process_tree.api.model.handler = handle
+    run_id = await process_tree.submit(terminal())
+    await process_tree.grown(TREE_SIZE + 1)
+    async with process_tree.api.get(f"/v1/runs/{run_id}/events") as response:
         stream = Stream(response)
         while (await stream.next(SURELY_S)).data["event"] != "subagent.completed":
             pass
-    await scene.stop(run_id)
+    await process_tree.stop(run_id)
 
 
-async def test_kept_background_process_survives_interrupt(scene: Scene) -> None:
-    scene.api.model.script = stalled(terminal(f"sleep {scene.mark}", background=True, keep=True))
-    async with scene.api.post("/v1/runs", {"input": "Go."}) as response:
-        run_id = (await told(response, 202))["run_id"]
-    await scene.grown(1)
-    await told(await scene.api.post(f"/v1/runs/{run_id}/stop"))
-    async with scene.api.get(f"/v1/runs/{run_id}/events") as response:
+async def test_kept_background_process_survives_interrupt(process_tree: ProcessTree) -> None:
+    process_tree.api.model.script = stalled(terminal(f"sleep {process_tree.mark}", background=True, keep=True))
+    async with process_tree.api.post("/v1/runs", {"input": "Go."}) as response:
+        run_id = (await read_json(response, 202))["run_id"]
+    await process_tree.grown(1)
+    await read_json(await process_tree.api.post(f"/v1/runs/{run_id}/stop"))
+    async with process_tree.api.get(f"/v1/runs/{run_id}/events") as response:
         assert '"run.cancelled"' in await response.text()
-    assert len(waiting(scene.mark)) == 1
-    await scene.api.app.close()
-    assert running(scene.mark) == []
+    assert len(waiting(process_tree.mark)) == 1
+    await process_tree.api.app.close()
+    assert running(process_tree.mark) == []
 
 
-async def test_interrupt_keeps_background_processes_of_earlier_turns(scene: Scene) -> None:
-    scene.plant("sleep {mark}")
-    scene.api.model.script = [Reply(tool_calls=[terminal(background=True)]), Reply(text="Begun.")]
-    await scene.api.ask("Begin.")
-    await scene.grown(TREE_SIZE + 1)
-    run_id = await scene.submit(terminal("sleep 1000"))
+async def test_interrupt_keeps_background_processes_of_earlier_turns(process_tree: ProcessTree) -> None:
+    process_tree.plant("sleep {mark}")
+    process_tree.api.model.script = [Reply(tool_calls=[terminal(background=True)]), Reply(text="Begun.")]
+    await process_tree.api.ask("Begin.")
+    await process_tree.grown(TREE_SIZE + 1)
+    run_id = await process_tree.submit(terminal("sleep 1000"))
     async with asyncio.timeout(SURELY_S):
         while not running("sleep\0001000"):
             await asyncio.sleep(0.01)
-    await told(await scene.api.post(f"/v1/runs/{run_id}/stop"))
-    async with scene.api.get(f"/v1/runs/{run_id}/events") as response:
+    await read_json(await process_tree.api.post(f"/v1/runs/{run_id}/stop"))
+    async with process_tree.api.get(f"/v1/runs/{run_id}/events") as response:
         assert '"run.cancelled"' in await response.text()
-    assert len(waiting(scene.mark)) == TREE_SIZE + 1
-    await scene.api.app.close()
-    assert running(scene.mark) == []
+    assert len(waiting(process_tree.mark)) == TREE_SIZE + 1
+    await process_tree.api.app.close()
+    assert running(process_tree.mark) == []
 
 
 # ---- at the very beginning
@@ -364,9 +364,9 @@ async def test_interrupt_keeps_background_processes_of_earlier_turns(scene: Scen
 
 @pytest.mark.parametrize("tool", ["terminal", "background", "execute_code"])
 async def test_interrupt_before_command_starts_ends_it(
-    scene: Scene, tool: str, monkeypatch: pytest.MonkeyPatch
+    process_tree: ProcessTree, tool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene.plant("sleep {mark}")
+    process_tree.plant("sleep {mark}")
     code = Call("execute_code", {"code": SCRIPT + SCRIPTS["waits"]}, id="call_t")
     call = {"terminal": terminal(), "background": terminal(background=True), "execute_code": code}[tool]
     begin, asked, gate, pids = base.Sandbox._begin, asyncio.Event(), asyncio.Event(), list[int]()
@@ -379,11 +379,11 @@ async def test_interrupt_before_command_starts_ends_it(
         return process
 
     monkeypatch.setattr(base.Sandbox, "_begin", slowly)
-    run_id = await scene.submit(call)
+    run_id = await process_tree.submit(call)
     await asyncio.wait_for(asked.wait(), SURELY_S)
-    await told(await scene.api.post(f"/v1/runs/{run_id}/stop"))
+    await read_json(await process_tree.api.post(f"/v1/runs/{run_id}/stop"))
     gate.set()
-    seen = await scene.ended(run_id)
+    seen = await process_tree.ended(run_id)
     assert seen[-1]["event"] == "run.cancelled"
     assert told_of(seen, "call_t")[0] == "interrupted"
     assert len(pids) == 1 and not os.path.exists(f"/proc/{pids[0]}")

@@ -21,8 +21,8 @@ from .clients import (
     check_envelope,
     check_headers,
     check_stream_headers,
-    refused,
-    told,
+    read_error,
+    read_json,
     user,
 )
 from .conftest import KEY, PROVIDER_KEY, Api, Start
@@ -245,7 +245,7 @@ async def test_head_method_matches_get(api: Api, path: str) -> None:
 )
 async def test_wrong_method_is_405_with_allow(api: Api, method: str, path: str, allowed: set[str]) -> None:
     async with api.client.request(method, api.url + path) as response:
-        await refused(response, 405, "method_not_allowed")
+        await read_error(response, 405, "method_not_allowed")
         assert {name.strip() for name in response.headers["Allow"].split(",")} - {"OPTIONS"} == allowed
 
 
@@ -316,7 +316,7 @@ async def test_internal_error_names_only_request_id(
 async def test_invalid_key_is_401(api: Api, value: str | None) -> None:
     headers = {} if value is None else {"Authorization": value}
     async with bare(api, "GET", "/v1/models", headers=headers) as response:
-        error = await refused(response, 401, "invalid_api_key")
+        error = await read_error(response, 401, "invalid_api_key")
         assert error["message"] == "Incorrect API key provided."
         assert response.headers["WWW-Authenticate"].startswith("Bearer")
 
@@ -324,7 +324,7 @@ async def test_invalid_key_is_401(api: Api, value: str | None) -> None:
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 async def test_auth_scheme_is_case_insensitive(api: Api, scheme: str) -> None:
     async with bare(api, "GET", "/v1/models", headers={"Authorization": f"{scheme} {KEY}"}) as response:
-        await told(response)
+        await read_json(response)
 
 
 async def test_non_text_key_is_rejected(api: Api) -> None:
@@ -359,12 +359,12 @@ async def test_public_routes_need_no_key(api: Api, path: str) -> None:
 )
 async def test_protected_routes_require_key(api: Api, method: str, path: str) -> None:
     async with bare(api, method, path) as response:
-        await refused(response, 401, "invalid_api_key")
+        await read_error(response, 401, "invalid_api_key")
 
 
 async def test_key_is_checked_before_body(api: Api) -> None:
     async with bare(api, "POST", CHAT, data=b"not json") as response:
-        await refused(response, 401, "invalid_api_key")
+        await read_error(response, 401, "invalid_api_key")
 
 
 # ---- origins
@@ -445,7 +445,7 @@ async def test_no_cors_headers_without_origin(start: Start) -> None:
 async def test_cors_same_origin_page_is_allowed(start: Start, key: str) -> None:
     api = await start(key=key)
     async with api.get("/v1/models", headers={"Origin": api.url}) as response:
-        await told(response)
+        await read_json(response)
         assert "Access-Control-Allow-Origin" not in response.headers
 
 
@@ -487,7 +487,7 @@ async def test_dns_rebinding_page_is_rejected(start: Start) -> None:
 
 async def test_server_with_key_accepts_any_host(api: Api) -> None:
     async with api.get("/v1/models", headers={"Host": "hermes.example"}) as response:
-        await told(response)
+        await read_json(response)
 
 
 # ---- streams and silence
@@ -495,7 +495,7 @@ async def test_server_with_key_accepts_any_host(api: Api) -> None:
 
 async def test_stream_request_errors_precede_first_byte(api: Api) -> None:
     async with api.post(CHAT, {"messages": [], "stream": True}) as response:
-        await refused(response, 400, "invalid_value", "messages")
+        await read_error(response, 400, "invalid_value", "messages")
 
 
 async def test_stream_keepalive(start: Start) -> None:
@@ -514,9 +514,9 @@ async def test_health_answers_while_turns_run(start: Start) -> None:
     async with HeldModel(*[Reply(text="Hello.")] * 3) as model:
         api = await start(settings=model.settings)
         turns = [asyncio.create_task(api.ask(f"question {number}")) for number in range(3)]
-        await model.asked(3)
+        await model.wait_for_request(3)
         async with api.get("/health") as response:
-            assert (await told(response))["status"] == "ok"
+            assert (await read_json(response))["status"] == "ok"
         model.let_all()
         await asyncio.gather(*turns)
 

@@ -13,7 +13,7 @@ from hermes.store.base import StoreError
 from hermes.store.usage_days import DAY_S, UsageKey
 from support.model_server import Call, Reply
 
-from .clients import Json, refused, told, user
+from .clients import Json, read_error, read_json, user
 from .conftest import KEY, Api, Start
 from .test_keys import ANNA, BEN, KEYS, bearer
 
@@ -24,13 +24,13 @@ TODO = {"todos": [{"id": "1", "content": "milk", "status": "pending"}]}
 
 async def usage_of(api: Api, query: str = "", key: str = KEY) -> Json:
     async with api.get(USAGE + query, headers=bearer(key)) as response:
-        return await told(response)
+        return await read_json(response)
 
 
 async def test_turns_are_counted(start: Start) -> None:
     api = await start(Reply(text="Let me see.", tool_calls=[Call("todo", TODO)]), Reply(text="Done."))
     async with api.post("/v1/chat/completions", user("hi")) as response:
-        await told(response)
+        await read_json(response)
     api.model.script = [Reply(status=401, error={"error": {"message": "no"}})]
     async with api.post("/v1/chat/completions", user("again")) as response:
         assert response.status == 502
@@ -50,7 +50,7 @@ async def test_each_owner_sees_its_own_and_an_admin_all(start: Start) -> None:
     api = await start(*[Reply(text="Hi.", continues=False)] * 3, keys=KEYS)
     for key in (ANNA, ANNA, BEN):
         async with api.post("/v1/chat/completions", user("hi"), headers=bearer(key)) as response:
-            await told(response)
+            await read_json(response)
     everybody = await usage_of(api, "?group_by=owner")
     assert {row["owner"]: row["turns"] for row in everybody["data"]} == {"anna": 2, "ben": 1}
     assert everybody["total"]["turns"] == 3
@@ -84,7 +84,7 @@ async def test_days_are_bounded(api: Api) -> None:
 )
 async def test_refused_query(api: Api, query: str, param: str) -> None:
     async with api.get(USAGE + query) as response:
-        await refused(response, 400, "invalid_value", param)
+        await read_error(response, 400, "invalid_value", param)
 
 
 async def test_turns_that_are_not_stored_are_counted_by_a_server_only(api: Api) -> None:
@@ -92,7 +92,7 @@ async def test_turns_that_are_not_stored_are_counted_by_a_server_only(api: Api) 
     for serving in (False, True):
         api.app.usage.with_unstored_runs = serving
         async with api.post("/v1/chat/completions", user("hi", store=False)) as response:
-            await told(response)
+            await read_json(response)
         assert (await usage_of(api))["total"]["turns"] == int(serving)
 
 
@@ -102,7 +102,7 @@ async def test_what_cannot_be_written_is_kept(api: Api, monkeypatch: Any) -> Non
 
     api.model.script = [Reply(text="Hi.")]
     async with api.post("/v1/chat/completions", user("hi")) as response:
-        await told(response)
+        await read_json(response)
     with monkeypatch.context() as broken:
         broken.setattr(api.app.usage._days, "add", fail, raising=False)
         await api.app.usage.write()

@@ -10,7 +10,7 @@ import pytest
 
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, eventually, flat, function, sent, system_of, told
+from .clients import HeldModel, Json, eventually, flat, function, read_json, sent, system_of
 from .conftest import Api, Start
 
 PATH = "/v1/responses"
@@ -91,7 +91,7 @@ async def test_websocket_turn_events(api: Api) -> None:
         # What comes next is the next turn.
         assert (await turn(socket))["output"][0]["content"][0]["text"] == "Done."
     async with api.get(f"{PATH}/{events[-1]['response']['id']}") as response:
-        assert await told(response) == events[-1]["response"]
+        assert await read_json(response) == events[-1]["response"]
 
 
 async def test_websocket_turn_is_incremental(start: Start) -> None:
@@ -116,7 +116,7 @@ async def test_websocket_handshake_headers_apply_to_turns(api: Api) -> None:
         made = await turn(socket)
     assert [item["type"] for item in made["output"]] == ["mcp_call", "message"]
     async with api.get("/api/sessions/hall") as response:
-        await told(response)
+        await read_json(response)
 
 
 async def test_websocket_requests_are_queued_in_order_and_limited(start: Start) -> None:
@@ -220,11 +220,11 @@ async def test_websocket_warm_up_continues_stored_response(api: Api) -> None:
 async def test_websocket_continues_any_stored_response(api: Api) -> None:
     api.model.script = [Reply(text=text, continues=False) for text in "abc"]
     async with api.post(PATH, {"input": "one"}) as response:
-        first = (await told(response))["id"]
+        first = (await read_json(response))["id"]
     async with connect(api) as socket:
         second = await turn(socket, "two", previous_response_id=first)
     async with api.post(PATH, {"input": "three", "previous_response_id": second["id"]}) as response:
-        await told(response)
+        await read_json(response)
     assert [text for _, text in sent(api.model.requests[2])] == ["one", "a", "two", "b", "three"]
 
 
@@ -306,7 +306,7 @@ async def test_websocket_concurrency_cap(start: Start) -> None:
     async with HeldModel(Reply(text="Hello."), Reply(text="Hello.", continues=False)) as model:
         api = await start(settings=model.settings, max_concurrent_runs=1)
         first = asyncio.create_task(api.ask("first"))
-        await model.asked()
+        await model.wait_for_request()
         async with connect(api) as socket:
             await ask(socket)
             seen = await error(socket)
@@ -334,7 +334,7 @@ async def test_websocket_disconnect_cancels_turn(start: Start) -> None:
 
         async def look() -> Json:
             async with api.get(f"{PATH}/{response_id}") as response:
-                return await told(response)
+                return await read_json(response)
 
         made = await eventually(look, lambda seen: seen["status"] != "in_progress")
     assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})

@@ -312,9 +312,9 @@ async def test_parent_notifies_systemd_for_all_workers(
     monkeypatch.setenv("WATCHDOG_USEC", "100000")
     async with two_workers(home_folder, answer) as server:
         await until(lambda: manager.hears("READY=1"))
-        manager.heard.clear()
+        manager.notifications.clear()
         await until(lambda: manager.hears("WATCHDOG=1"))
         assert await server.gateway.end(signal.SIGTERM) == 0
         manager.hears("")
-        first = [lines[0] for lines in manager.heard]
+        first = [lines[0] for lines in manager.notifications]
         assert first.count("STOPPING=1") == 1 and "READY=1" not in first

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.core.text import text_of
 from support.model_server import Call, Reply, Request
 
-from .clients import Frame, Stream, chat_text, check_stream_headers, frames, told, user
+from .clients import Frame, Stream, chat_text, check_stream_headers, frames, read_json, user
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -61,16 +61,16 @@ class Turn:
         """What the tools answered the model, in the order of the calls."""
         return [parsed(self.contents[call_id]) for call_id in self.calls]
 
-    def told(self, name: str) -> list[Json]:
+    def stream_frames(self, name: str) -> list[Json]:
         """The frames of one name on the client's stream."""
         return [frame.data for frame in self.frames if frame.event == name]
 
-    def of(self, name: str) -> list[Json]:
+    def run_events(self, name: str) -> list[Json]:
         """The run's own events of one name."""
         return [event for event in self.events if event["event"] == name]
 
 
-class Talk:
+class Conversation:
     """A conversation on one surface. Calls without an id are numbered: call_1, call_2, …"""
 
     def __init__(self, api: Api, surface: str, home: Path) -> None:
@@ -79,8 +79,8 @@ class Talk:
         self.headers = dict(PLAIN)
         self._made = 0
 
-    async def begin(self) -> Talk:
-        await told(await self.api.post("/api/sessions", {"id": SESSION}), 201)
+    async def begin(self) -> Conversation:
+        await read_json(await self.api.post("/api/sessions", {"id": SESSION}), 201)
         return self
 
     async def turn(self, *steps: Step, aside: Aside | None = None, message: str = "Go.") -> Turn:
@@ -108,7 +108,7 @@ class Talk:
         async with self.api.post(path, body, headers={**self.headers, **named}) as response:
             turn.run_id = response.headers["X-Hermes-Run-Id"]
             if self.surface in ("plain", "chat"):
-                body = await told(response)
+                body = await read_json(response)
                 turn.text = (body if self.surface == "chat" else body["choices"][0])["message"]["content"]
                 yield turn, None
             else:
@@ -145,7 +145,7 @@ class Talk:
 
     async def _check_rows(self, turn: Turn) -> None:
         async with self.api.get(f"/api/sessions/{SESSION}/messages") as response:
-            rows = [row for row in (await told(response))["data"] if row["run_id"] == turn.run_id]
+            rows = [row for row in (await read_json(response))["data"] if row["run_id"] == turn.run_id]
         stored = {row["tool_call_id"]: text_of(row["content"]) for row in rows if row["role"] == "tool"}
         assert stored == turn.contents
         assert rows[-1]["content"] == DONE
@@ -179,8 +179,8 @@ def _failed(content: str) -> bool:
 
 def check_run(turn: Turn) -> None:
     """What `/v1/runs/{run_id}/events` says of each call."""
-    begun = _in_conversation(turn, turn.of("tool.started"), "tool_call_id")
-    ended = _in_conversation(turn, turn.of("tool.completed"), "tool_call_id")
+    begun = _in_conversation(turn, turn.run_events("tool.started"), "tool_call_id")
+    ended = _in_conversation(turn, turn.run_events("tool.completed"), "tool_call_id")
     assert set(ended) == set(turn.calls)
     for call_id, call in turn.calls.items():
         end, content = ended[call_id], turn.contents[call_id]
@@ -206,10 +206,10 @@ def check_plain(turn: Turn) -> None:
 def check_chat(turn: Turn) -> None:
     """What a chat completion's stream says of each call."""
     assert chat_text(turn.frames).endswith(DONE) and turn.frames[-1].data == "[DONE]"
-    progress = turn.told("hermes.tool.progress")
+    progress = turn.stream_frames("hermes.tool.progress")
     begun = _in_conversation(turn, [one for one in progress if one["status"] == "running"], "toolCallId")
     ended = _in_conversation(turn, [one for one in progress if one["status"] == "completed"], "toolCallId")
-    started = {event["tool_call_id"]: event for event in turn.of("tool.started")}
+    started = {event["tool_call_id"]: event for event in turn.run_events("tool.started")}
     assert set(begun) == set(ended) == set(started) & set(turn.calls)
     for call_id, start in begun.items():
         end = ended[call_id]
@@ -226,8 +226,8 @@ def check_session(turn: Turn) -> None:
     assert {(one["session_id"], one["run_id"]) for one in found} == {(SESSION, turn.run_id)}
     assert [frame.event for frame in turn.frames[:2]] == ["run.started", "message.started"]
     assert [frame.event for frame in turn.frames[-3:]] == ["assistant.completed", "run.completed", "done"]
-    begun = _in_conversation(turn, turn.told("tool.started"), "tool_call_id")
-    ended = _in_conversation(turn, turn.told("tool.completed"), "tool_call_id")
+    begun = _in_conversation(turn, turn.stream_frames("tool.started"), "tool_call_id")
+    ended = _in_conversation(turn, turn.stream_frames("tool.completed"), "tool_call_id")
     assert set(ended) == set(turn.calls)
     for call_id, end in ended.items():
         call, content = turn.calls[call_id], turn.contents[call_id]
@@ -237,5 +237,5 @@ def check_session(turn: Turn) -> None:
             for one in (begun[call_id], end):
                 assert (one["tool_name"], one["args"]) == (call.name, call.arguments)
                 assert one["preview"] or end["error"]
-    messages = turn.told("run.completed")[0]["messages"]
+    messages = turn.stream_frames("run.completed")[0]["messages"]
     assert {m["tool_call_id"]: m["content"] for m in messages if m["role"] == "tool"} == turn.contents

@@ -154,7 +154,7 @@ def query(where: str | Store, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         return store.engine.read(lambda tx: [tuple(row) for row in tx.rows(sql, values)])
 
 
-def talk(db: SessionDB, session_id: str, *texts: Any, source: str = "cli", **fields: Any) -> list[int]:
+def create_conversation(db: SessionDB, session_id: str, *texts: Any, source: str = "cli", **fields: Any) -> list[int]:
     """Make a session in which a user and an assistant take turns; the ids of its rows."""
     db.create_session(session_id, source, **fields)
     return [db.append_message(session_id, role, text) for role, text in zip(cycle(["user", "assistant"]), texts)]
@@ -168,7 +168,7 @@ def contents(db: SessionDB, session_id: str, **window: Any) -> list[Any]:
     return [row["content"] for row in db.get_messages(session_id, **window)]
 
 
-def listed(db: SessionDB, **filters: Any) -> list[str]:
+def session_ids(db: SessionDB, **filters: Any) -> list[str]:
     return [row["id"] for row in db.list_sessions(**filters)]
 
 

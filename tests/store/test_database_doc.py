@@ -22,7 +22,7 @@ from hermes.store.responses import RESPONSES
 from hermes.store.sqlite.schema import STATE
 from hermes.store.stores import open_store
 
-from .conftest import talk
+from .conftest import create_conversation
 from .tools import Turn, look, url
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "database.md").read_text(encoding="utf-8")
@@ -35,8 +35,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Both databases, with something in the tables that people ask about."""
     folder = tmp_path_factory.mktemp("home")
     with closing(open_store(url(folder / "state.db"))) as store:
-        talk(store.sessions, "a", "Write a list for the kitchen.", "Done.", source="api_server", title="Shopping")
-        talk(store.sessions, "b", "日本の台所", "A kitchen; no more.", source="cli")
+        create_conversation(
+            store.sessions, "a", "Write a list for the kitchen.", "Done.", source="api_server", title="Shopping"
+        )
+        create_conversation(store.sessions, "b", "日本の台所", "A kitchen; no more.", source="cli")
         usage = {"input_tokens": 900, "output_tokens": 40, "cache_read_tokens": 600, "cost_usd": 0.25}
         for task in ("", "", "title_generation"):
             store.sessions.add_usage("a", usage, "large", "p", task)

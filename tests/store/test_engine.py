@@ -52,7 +52,7 @@ def store(path: Path) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[Callable[[], None]]:
+def locked(path: Path) -> Iterator[Callable[[], None]]:
     """The file locked against writers by somebody else, until released."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -239,7 +239,7 @@ def test_failed_operation_does_not_affect_others_in_group_commit(store: Any, pat
             return failing[number // 4 % 3]()
         return store.sessions.append_message("s", "user", str(number))
 
-    with held(path) as release:
+    with locked(path) as release:
         results = at_once(24, work, meanwhile=release)
     assert [isinstance(result, Exception) for result in results] == [number % 4 == 3 for number in range(24)]
     assert {type(result) for result in results[3:12:4]} == {KeyError, LeaseLost, type(results[11])}
@@ -257,7 +257,7 @@ def test_rejected_operation_leaves_no_changes(store: Any, path: Path) -> None:
 
 def test_write_waits_for_lock_of_other_process(db: SessionDB, path: Path) -> None:
     done = threading.Event()
-    with held(path) as release:
+    with locked(path) as release:
         writer = threading.Thread(target=lambda: (db.append_message("s", "user", "late"), done.set()))
         writer.start()
         assert texts(db, "s") == []
@@ -273,7 +273,7 @@ def test_lock_timeout_raises_busy_error_and_retry_succeeds(path: Path, monkeypat
         monkeypatch.setattr(limits, name, 0.01)
     with contextlib.closing(SessionDB(path)) as db:
         db.create_session("s", "cli")
-        with held(path) as release:
+        with locked(path) as release:
             with pytest.raises(StoreBusy) as refusal:
                 db.append_message("s", "user", "x")
             assert str(path) in str(refusal.value)
@@ -284,7 +284,7 @@ def test_lock_timeout_raises_busy_error_and_retry_succeeds(path: Path, monkeypat
 
 def test_readers_do_not_wait_for_writer(db: SessionDB, path: Path) -> None:
     db.append_message("s", "user", "early")
-    with held(path) as release:
+    with locked(path) as release:
         writers = [threading.Thread(target=db.append_message, args=("s", "user", "late")) for _ in range(8)]
         for writer in writers:
             writer.start()
@@ -323,7 +323,7 @@ async def test_async_error_reaches_awaiter(db: SessionDB) -> None:
 async def test_event_loop_is_not_blocked_by_waiting_write(db: SessionDB, path: Path) -> None:
     async_class = Async(db)
     async with asyncio.timeout(PATIENCE_S):
-        with held(path) as release:
+        with locked(path) as release:
             writes = [asyncio.create_task(async_class.append_message("s", "user", str(n))) for n in range(50)]
             assert await async_class.get_messages("s") == []
             assert not any(write.done() for write in writes)
@@ -336,7 +336,7 @@ async def test_event_loop_is_not_blocked_by_waiting_write(db: SessionDB, path: P
 async def test_cancelled_async_write_keeps_store_consistent(db: SessionDB, path: Path) -> None:
     async_class = Async(db)
     async with asyncio.timeout(PATIENCE_S):
-        with held(path) as release:
+        with locked(path) as release:
             left = asyncio.create_task(async_class.append_message("s", "user", "left"))
             await async_class.get_messages("s")
             left.cancel()
@@ -351,7 +351,7 @@ async def test_cancelled_async_write_keeps_store_consistent(db: SessionDB, path:
 async def test_more_concurrent_writes_than_one_commit_group(db: SessionDB, path: Path) -> None:
     async_class = Async(db)
     async with asyncio.timeout(PATIENCE_S):
-        with held(path) as release:
+        with locked(path) as release:
             writes = [asyncio.create_task(async_class.append_message("s", "user", str(n))) for n in range(600)]
             await async_class.get_session("s")
             release()
@@ -804,7 +804,7 @@ async def test_reads_do_not_wait_behind_blocked_writers(store: Any, path: Path) 
     async_class = Async(store)
     await async_class.sessions.get_session("s")
     async with asyncio.timeout(PATIENCE_S):
-        with held(path) as release:
+        with locked(path) as release:
             gone = [asyncio.create_task(async_class.sessions.delete_session(f"x{n}")) for n in range(20)]
             await asyncio.sleep(0)
             assert (await async_class.sessions.get_session("s"))["id"] == "s"

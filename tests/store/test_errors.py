@@ -63,7 +63,7 @@ def page_size(path: Path) -> int:
     return int(look(path, "PRAGMA page_size")[0][0])
 
 
-def spoil(path: Path, first: int, last: int) -> None:
+def corrupt(path: Path, first: int, last: int) -> None:
     """Overwrite a range of bytes with noise."""
     with path.open("r+b") as file:
         file.seek(first)
@@ -143,7 +143,7 @@ def damage_index(path: Path, how: str) -> None:
     page = page_size(path)
     with raw(path) as other:
         assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
-    spoil(path, (root - 1) * page, root * page)
+    corrupt(path, (root - 1) * page, root * page)
 
 
 def rows(path: Path) -> list[tuple[Any, ...]]:
@@ -212,7 +212,7 @@ def test_search_index_damaged_while_open_is_rebuilt(path: Path, damage: str) -> 
 
 def middle_pages(path: Path) -> None:
     size, page = path.stat().st_size, page_size(path)
-    spoil(path, page, size // page * page)
+    corrupt(path, page, size // page * page)
 
 
 def second_half_gone(path: Path) -> None:
@@ -224,11 +224,11 @@ def cut_within_a_page(path: Path) -> None:
 
 
 def table_of_contents(path: Path) -> None:
-    spoil(path, 100, page_size(path))
+    corrupt(path, 100, page_size(path))
 
 
 def head(path: Path) -> None:
-    spoil(path, 0, 100)
+    corrupt(path, 0, 100)
 
 
 DAMAGE: tuple[Callable[[Path], None], ...] = (
@@ -315,7 +315,7 @@ def one_page_of_messages(path: Path) -> None:
     data = path.read_bytes()
     # Some row in the middle: the text of a message stands in the pages of its table.
     at = data.index(f"a{ROWS // 4} the quick".encode()) // page * page
-    spoil(path, at, at + page)
+    corrupt(path, at, at + page)
 
 
 @pytest.mark.parametrize("value", [0o000, 0o022], ids=oct)

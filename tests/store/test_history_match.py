@@ -13,7 +13,7 @@ from hermes.store.rows import row_of_message
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import Store
 
-from .conftest import call, listed
+from .conftest import call, session_ids
 
 BASE = "api-0123456789abcdef"
 
@@ -35,7 +35,7 @@ def is_new(db: SessionDB, id: str) -> bool:
 
 
 @pytest.fixture
-def talked(db: SessionDB) -> SessionDB:
+def filled_db(db: SessionDB) -> SessionDB:
     hold(db, "hi", "hello", "how?", "so")
     return db
 
@@ -44,15 +44,15 @@ def test_first_conversation_gets_base_id(db: SessionDB) -> None:
     assert (db.bind_session(BASE, []), db.bind_session(BASE, turns("hi", "hello"))) == (BASE, BASE)
 
 
-def test_binding_writes_nothing(talked: SessionDB) -> None:
-    before = talked.export_session(BASE)
+def test_binding_writes_nothing(filled_db: SessionDB) -> None:
+    before = filled_db.export_session(BASE)
     for history in ([], turns("hi", "hello", "how?", "so"), turns("other", "one")):
-        talked.bind_session(BASE, history)
-    assert (listed(talked), talked.export_session(BASE)["messages"]) == ([BASE], before["messages"])
+        filled_db.bind_session(BASE, history)
+    assert (session_ids(filled_db), filled_db.export_session(BASE)["messages"]) == ([BASE], before["messages"])
 
 
-def test_bind_finds_session_of_continued_conversation(talked: SessionDB) -> None:
-    assert talked.bind_session(BASE, turns("hi", "hello", "how?", "so")) == BASE
+def test_bind_finds_session_of_continued_conversation(filled_db: SessionDB) -> None:
+    assert filled_db.bind_session(BASE, turns("hi", "hello", "how?", "so")) == BASE
 
 
 def test_bind_separates_equal_openings(db: SessionDB) -> None:
@@ -87,20 +87,20 @@ def test_bind_separates_conversations_that_diverge_later(db: SessionDB) -> None:
         turns("hi", "hello\n\nhow?\n\nso"),
     ],
 )
-def test_bind_of_different_history_is_new_session(talked: SessionDB, history: list[dict[str, Any]]) -> None:
-    assert is_new(talked, talked.bind_session(BASE, history))
+def test_bind_of_different_history_is_new_session(filled_db: SessionDB, history: list[dict[str, Any]]) -> None:
+    assert is_new(filled_db, filled_db.bind_session(BASE, history))
 
 
-def test_new_bound_ids_are_numbered_and_unique(talked: SessionDB) -> None:
-    ids = [hold(talked, "x", str(n), id=talked.bind_session(BASE, [])) for n in range(3)]
+def test_new_bound_ids_are_numbered_and_unique(filled_db: SessionDB) -> None:
+    ids = [hold(filled_db, "x", str(n), id=filled_db.bind_session(BASE, [])) for n in range(3)]
     assert len(set(ids)) == 3
     assert all(re.fullmatch(rf"{BASE}-\d+", id) for id in ids)
 
 
-def test_bind_skips_id_numbers_already_taken(talked: SessionDB) -> None:
+def test_bind_skips_id_numbers_already_taken(filled_db: SessionDB) -> None:
     for n in range(1, 6):
-        talked.create_session(f"{BASE}-{n}", "cli", owner="bob")
-    assert is_new(talked, talked.bind_session(BASE, []))
+        filled_db.create_session(f"{BASE}-{n}", "cli", owner="bob")
+    assert is_new(filled_db, filled_db.bind_session(BASE, []))
 
 
 @pytest.mark.parametrize("who", [{"owner": "bob"}, {"session_key": "k2"}, {"session_key": None}])
@@ -154,9 +154,9 @@ def test_bind_matches_each_turn_in_either_form(db: SessionDB) -> None:
     assert is_new(db, db.bind_session(BASE, turns("time?", "It is one.", "and now?", "Later.")))
 
 
-def test_bind_ignores_system_message(talked: SessionDB) -> None:
+def test_bind_ignores_system_message(filled_db: SessionDB) -> None:
     history = [{"role": "system", "content": "Be kind."}, *turns("hi", "hello", "how?", "so")]
-    assert talked.bind_session(BASE, history) == BASE
+    assert filled_db.bind_session(BASE, history) == BASE
 
 
 def test_bind_compares_multipart_messages(db: SessionDB) -> None:
@@ -269,28 +269,28 @@ def test_bind_replaces_history_hash_of_older_version(db: SessionDB) -> None:
         [{"role": "user", "content": "[summary]"}],
     ],
 )
-def test_bind_finds_compacted_session(talked: SessionDB, live: list[dict[str, Any]]) -> None:
+def test_bind_finds_compacted_session(filled_db: SessionDB, live: list[dict[str, Any]]) -> None:
     history = turns("hi", "hello", "how?", "so")
-    talked.archive_and_compact(BASE, live)
-    assert talked.bind_session(BASE, history) == BASE
+    filled_db.archive_and_compact(BASE, live)
+    assert filled_db.bind_session(BASE, history) == BASE
     for message in turns("more", "yes"):
-        talked.append_message(BASE, **message)
-    assert talked.bind_session(BASE, history + turns("more", "yes")) == BASE
-    assert is_new(talked, talked.bind_session(BASE, history + turns("more", "no")))
-    assert is_new(talked, talked.bind_session(BASE, turns("hi", "other", "how?", "so", "more", "yes")))
+        filled_db.append_message(BASE, **message)
+    assert filled_db.bind_session(BASE, history + turns("more", "yes")) == BASE
+    assert is_new(filled_db, filled_db.bind_session(BASE, history + turns("more", "no")))
+    assert is_new(filled_db, filled_db.bind_session(BASE, turns("hi", "other", "how?", "so", "more", "yes")))
 
 
-def test_bind_finds_rewound_session_by_remaining_history(talked: SessionDB) -> None:
-    talked.rewind_to_message(BASE, talked.get_messages(BASE)[2]["id"])
-    assert talked.bind_session(BASE, turns("hi", "hello")) == BASE
+def test_bind_finds_rewound_session_by_remaining_history(filled_db: SessionDB) -> None:
+    filled_db.rewind_to_message(BASE, filled_db.get_messages(BASE)[2]["id"])
+    assert filled_db.bind_session(BASE, turns("hi", "hello")) == BASE
     for message in turns("why?", "because"):
-        talked.append_message(BASE, **message)
-    assert talked.bind_session(BASE, turns("hi", "hello", "why?", "because")) == BASE
+        filled_db.append_message(BASE, **message)
+    assert filled_db.bind_session(BASE, turns("hi", "hello", "why?", "because")) == BASE
 
 
-def test_bind_prefers_source_over_fork(talked: SessionDB) -> None:
-    talked.fork_session(BASE, "fork")
-    assert talked.bind_session(BASE, turns("hi", "hello", "how?", "so")) == BASE
+def test_bind_prefers_source_over_fork(filled_db: SessionDB) -> None:
+    filled_db.fork_session(BASE, "fork")
+    assert filled_db.bind_session(BASE, turns("hi", "hello", "how?", "so")) == BASE
 
 
 # ---- leases and chosen ids

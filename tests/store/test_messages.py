@@ -15,7 +15,7 @@ from hermes.store.rows import archive, row_of_message
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import Store
 
-from .conftest import call, contents, raw, talk
+from .conftest import call, contents, create_conversation, raw
 
 PARTS = [
     {"type": "text", "text": "What is this?"},
@@ -80,7 +80,7 @@ def test_message_field_round_trip(db: SessionDB, field: str) -> None:
 
 def test_text_message_has_every_key(db: SessionDB) -> None:
     before = time.time()
-    [id] = talk(db, "s", "hello")
+    [id] = create_conversation(db, "s", "hello")
     [row] = db.get_messages("s")
     assert row.keys() >= ROW_KEYS
     assert (row["id"], row["session_id"], row["role"], row["content"]) == (id, "s", "user", "hello")
@@ -90,7 +90,11 @@ def test_text_message_has_every_key(db: SessionDB) -> None:
 
 
 def test_message_ids_increase_across_sessions(db: SessionDB) -> None:
-    ids = [*talk(db, "a", "1", "2"), *talk(db, "b", "3"), db.append_message("a", "user", "4")]
+    ids = [
+        *create_conversation(db, "a", "1", "2"),
+        *create_conversation(db, "b", "3"),
+        db.append_message("a", "user", "4"),
+    ]
     assert ids == sorted(set(ids))
 
 
@@ -129,7 +133,7 @@ def test_append_rejects_unknown_role(db: SessionDB, role: str) -> None:
     ],
 )
 def test_content_round_trip(db: SessionDB, content: Any) -> None:
-    talk(db, "s", content)
+    create_conversation(db, "s", content)
     assert contents(db, "s") == [content]
     assert db.get_messages_as_conversation("s") == [{"role": "user", "content": content}]
 
@@ -137,7 +141,7 @@ def test_content_round_trip(db: SessionDB, content: Any) -> None:
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), max_size=5))
 def test_any_text_round_trip(texts: list[str]) -> None:
     db = SessionDB(":memory:")
-    talk(db, "s", *texts)
+    create_conversation(db, "s", *texts)
     assert contents(db, "s") == texts
     db.close()
 
@@ -215,7 +219,7 @@ def test_titles_and_prompts_accept_any_text(db: SessionDB) -> None:
 
 def test_fifty_megabyte_message_round_trip(db: SessionDB) -> None:
     text = "Fifty megabytes of text. " * 2_000_000
-    talk(db, "s", text)
+    create_conversation(db, "s", text)
     assert contents(db, "s") == [text]
 
 
@@ -224,8 +228,8 @@ def test_fifty_megabyte_message_round_trip(db: SessionDB) -> None:
 
 def test_large_data_url_is_deduplicated_and_restored(file_db: SessionDB) -> None:
     url = data_url(50_000)
-    talk(file_db, "a", picture(url), "nice", picture(url))
-    talk(file_db, "b", [*picture(url), *picture(url)])
+    create_conversation(file_db, "a", picture(url), "nice", picture(url))
+    create_conversation(file_db, "b", [*picture(url), *picture(url)])
     assert (blobs(file_db), contents(file_db, "a")) == (1, [picture(url), "nice", picture(url)])
     assert contents(file_db, "b") == [[*picture(url), *picture(url)]]
     [[longest]] = raw(file_db, "select max(length(coalesce(parts, '')) + length(coalesce(content, ''))) from messages")
@@ -234,7 +238,7 @@ def test_large_data_url_is_deduplicated_and_restored(file_db: SessionDB) -> None
 
 @pytest.mark.parametrize(("size", "kept"), [(4096, 0), (4097, 1)])
 def test_data_url_over_4096_characters_is_stored_as_blob(durable_db: SessionDB, size: int, kept: int) -> None:
-    talk(durable_db, "s", picture(data_url(size)))
+    create_conversation(durable_db, "s", picture(data_url(size)))
     assert (blobs(durable_db), contents(durable_db, "s")) == (kept, [picture(data_url(size))])
 
 
@@ -258,7 +262,7 @@ def test_data_url_over_4096_characters_is_stored_as_blob(durable_db: SessionDB, 
     ],
 )
 def test_data_urls_of_every_kind_round_trip(db: SessionDB, url: str) -> None:
-    talk(db, "s", picture(url), url, f"before {url} after\n![x]({url})")
+    create_conversation(db, "s", picture(url), url, f"before {url} after\n![x]({url})")
     assert contents(db, "s") == [picture(url), url, f"before {url} after\n![x]({url})"]
 
 
@@ -279,7 +283,7 @@ def test_blobs_are_restored_in_every_field(db: SessionDB) -> None:
 def test_blob_is_deleted_with_its_last_row(durable_db: SessionDB) -> None:
     url = data_url(50_000)
     for id in ("a", "b"):
-        talk(durable_db, id, picture(url), "ok", picture(url))
+        create_conversation(durable_db, id, picture(url), "ok", picture(url))
     durable_db.delete_session("a")
     between = (blobs(durable_db), contents(durable_db, "b"))
     durable_db.delete_session("b")
@@ -289,7 +293,7 @@ def test_blob_is_deleted_with_its_last_row(durable_db: SessionDB) -> None:
 
 def test_blob_of_hidden_row_is_kept(durable_db: SessionDB) -> None:
     url = data_url(50_000)
-    ids = talk(durable_db, "s", "hi", "hello", picture(url), "nice")
+    ids = create_conversation(durable_db, "s", "hi", "hello", picture(url), "nice")
     durable_db.rewind_to_message("s", ids[2])
     durable_db.archive_and_compact("s", [{"role": "user", "content": "summary"}])
     assert contents(durable_db, "s", include_inactive=True)[2] == picture(url)
@@ -322,12 +326,12 @@ def test_no_orphaned_blobs(durable_db: SessionDB, place: str) -> None:
 
 
 def test_forged_blob_reference_reads_no_foreign_data(file_db: SessionDB) -> None:
-    talk(file_db, "alice", picture(data_url(50_000)), data_url(50_000), owner="alice")
+    create_conversation(file_db, "alice", picture(data_url(50_000)), data_url(50_000), owner="alice")
     columns = raw(file_db, "select parts, content from messages where session_id = 'alice'")
     stored = [text for row in columns for text in row if text]
     told = [*stored, *([{"type": "text", "text": text}] for text in stored)]
     told += [json.loads(text) for text in stored if text.startswith("[")]
-    talk(file_db, "bob", *told, owner="bob")
+    create_conversation(file_db, "bob", *told, owner="bob")
     assert contents(file_db, "bob") == told
 
 
@@ -335,7 +339,7 @@ def test_forged_blob_reference_reads_no_foreign_data(file_db: SessionDB) -> None
 
 
 def test_session_counters_follow_messages(db: SessionDB) -> None:
-    talk(db, "s", "What time is it?")
+    create_conversation(db, "s", "What time is it?")
     db.append_message("s", "assistant", None, tool_calls=[call("c1"), call("c2")])
     db.append_message("s", "tool", "1", tool_call_id="c1")
     db.append_message("s", "tool", "2", tool_call_id="c2")
@@ -390,7 +394,7 @@ def test_get_messages_windows(db: SessionDB, window: dict[str, Any], numbers: st
 
 
 def test_unknown_message_order_is_rejected(db: SessionDB) -> None:
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
     with pytest.raises(ValueError, match=r"\w"):
         db.get_messages("s", order="sideways; drop table messages")
 
@@ -485,7 +489,7 @@ def test_conversation_is_not_repaired_or_merged(db: SessionDB) -> None:
 
 def test_append_with_lost_lease_is_rejected(store: Store) -> None:
     db = store.sessions
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
     old = store.leases.acquire("session:s", "one", 60)
     db.append_message("s", "assistant", "hello", lease_token=old)
     store.leases.release("session:s", old)
@@ -499,13 +503,13 @@ def test_append_with_lost_lease_is_rejected(store: Store) -> None:
 
 @pytest.mark.parametrize("token", [0, 1, 99, -1])
 def test_append_with_unknown_lease_token_is_rejected(store: Store, token: int) -> None:
-    talk(store.sessions, "s", "hi")
+    create_conversation(store.sessions, "s", "hi")
     with pytest.raises(LeaseLost):
         store.sessions.append_message("s", "user", "x", lease_token=token)
 
 
 def test_append_with_lease_of_other_session_is_rejected(store: Store) -> None:
-    talk(store.sessions, "s", "hi")
+    create_conversation(store.sessions, "s", "hi")
     store.leases.acquire("session:s", "one", 60)
     store.leases.release("session:other", store.leases.acquire("session:other", "one", 60))
     token = store.leases.acquire("session:other", "one", 60)
@@ -524,8 +528,8 @@ def flags(db: SessionDB, session_id: str) -> list[tuple[Any, bool, bool]]:
 
 
 def test_compaction_replaces_live_rows_and_archives_old(db: SessionDB) -> None:
-    talk(db, "s", "apple", "pear")
-    talk(db, "other", "plum")
+    create_conversation(db, "s", "apple", "pear")
+    create_conversation(db, "other", "plum")
     assert isinstance(db.archive_and_compact("s", SUMMARY), int)
     assert db.get_messages_as_conversation("s") == SUMMARY
     assert flags(db, "s") == [
@@ -543,13 +547,13 @@ def test_compaction_keeps_every_field_of_new_rows(db: SessionDB) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call("c1")], "opaque": {"x": 1}},
         {"role": "tool", "content": "12:00", "tool_call_id": "c1", "tool_name": "clock"},
     ]
-    talk(db, "s", "apple")
+    create_conversation(db, "s", "apple")
     db.archive_and_compact("s", rows)
     assert db.get_messages_as_conversation("s") == rows
 
 
 def test_conversation_continues_after_several_compactions(db: SessionDB) -> None:
-    talk(db, "s", "one")
+    create_conversation(db, "s", "one")
     for text in ("two", "three"):
         db.archive_and_compact("s", SUMMARY)
         db.append_message("s", "user", text)
@@ -559,7 +563,7 @@ def test_conversation_continues_after_several_compactions(db: SessionDB) -> None
 
 
 def test_compaction_keeps_identity_of_retained_rows(db: SessionDB) -> None:
-    ids = talk(db, "s", "a", "b", "c", "d", "e", "f")
+    ids = create_conversation(db, "s", "a", "b", "c", "d", "e", "f")
     for number in range(3):
         seen = db.get_messages_as_conversation("s")
         db.archive_and_compact("s", [seen[0], {"role": "user", "content": f"summary {number}"}, *seen[-2:]])
@@ -573,7 +577,7 @@ def test_compaction_keeps_identity_of_retained_rows(db: SessionDB) -> None:
 
 
 def test_compaction_shortens_result_only_for_model(db: SessionDB) -> None:
-    talk(db, "s", "go")
+    create_conversation(db, "s", "go")
     db.append_message("s", "assistant", None, tool_calls=[call("c1"), call("c2")])
     ids = [db.append_message("s", "tool", f"{id} said much", tool_call_id=id) for id in ("c2", "c1")]
     seen = db.get_messages_as_conversation("s")
@@ -585,14 +589,14 @@ def test_compaction_shortens_result_only_for_model(db: SessionDB) -> None:
 
 
 def test_rejected_compaction_changes_nothing(db: SessionDB) -> None:
-    talk(db, "s", "apple", "pear")
+    create_conversation(db, "s", "apple", "pear")
     with pytest.raises(ValueError, match=r"\w"):
         db.archive_and_compact("s", [*SUMMARY, {"role": "wizard", "content": "x"}])
     assert flags(db, "s") == [("apple", True, False), ("pear", True, False)]
 
 
 def test_compaction_does_not_archive_rewound_rows(db: SessionDB) -> None:
-    ids = talk(db, "s", "apple", "pear", "plum", "fig")
+    ids = create_conversation(db, "s", "apple", "pear", "plum", "fig")
     db.rewind_to_message("s", ids[2])
     db.archive_and_compact("s", SUMMARY)
     assert [f[1:] for f in flags(db, "s")[:4]] == [(False, True), (False, True), (False, False), (False, False)]
@@ -602,8 +606,8 @@ def test_compaction_does_not_archive_rewound_rows(db: SessionDB) -> None:
 
 
 def test_rewind_hides_message_and_later_ones(db: SessionDB) -> None:
-    ids = talk(db, "s", "a", "b", "c", "d", "e", "f")
-    talk(db, "other", "x", "y")
+    ids = create_conversation(db, "s", "a", "b", "c", "d", "e", "f")
+    create_conversation(db, "other", "x", "y")
     result = db.rewind_to_message("s", ids[2])
     assert (result["rewound_count"], result["target_message"]["content"], result["new_head_id"]) == (4, "c", ids[1])
     assert (contents(db, "s"), contents(db, "other")) == (["a", "b"], ["x", "y"])
@@ -611,23 +615,23 @@ def test_rewind_hides_message_and_later_ones(db: SessionDB) -> None:
 
 
 def test_rewind_to_first_message_leaves_empty_conversation(db: SessionDB) -> None:
-    ids = talk(db, "s", "a", "b")
+    ids = create_conversation(db, "s", "a", "b")
     result = db.rewind_to_message("s", ids[0])
     assert (result["rewound_count"], result["new_head_id"], contents(db, "s")) == (2, None, [])
     assert db.get_messages_as_conversation("s") == []
 
 
 def test_conversation_continues_after_rewind(db: SessionDB) -> None:
-    ids = talk(db, "s", "a", "b", "c", "d")
+    ids = create_conversation(db, "s", "a", "b", "c", "d")
     db.rewind_to_message("s", ids[2])
     db.append_message("s", "user", "C")
     assert contents(db, "s") == ["a", "b", "C"]
 
 
 def test_rewind_requires_user_message_of_same_session(db: SessionDB) -> None:
-    ids = talk(db, "s", "a", "b")
+    ids = create_conversation(db, "s", "a", "b")
     tool = db.append_message("s", "tool", "t", tool_call_id="c")
-    [other] = talk(db, "other", "x")
+    [other] = create_conversation(db, "other", "x")
     for target in (ids[1], tool, other, 999_999, 0, -1):
         with pytest.raises(ValueError, match=r"\w"):
             db.rewind_to_message("s", target)
@@ -635,7 +639,7 @@ def test_rewind_requires_user_message_of_same_session(db: SessionDB) -> None:
 
 
 def test_rewind_after_compaction_restores_no_old_row(db: SessionDB) -> None:
-    ids = talk(db, "s", "a", "b", "c", "d")
+    ids = create_conversation(db, "s", "a", "b", "c", "d")
     db.archive_and_compact("s", [*SUMMARY, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}])
     db.append_message("s", "user", "e")
     result = db.rewind_to_message("s", ids[2])
@@ -646,7 +650,7 @@ def test_rewind_after_compaction_restores_no_old_row(db: SessionDB) -> None:
 
 
 def test_rewind_into_compacted_part_restores_original_rows(db: SessionDB) -> None:
-    ids = talk(db, "s", "a", "b", "c", "d", "e")
+    ids = create_conversation(db, "s", "a", "b", "c", "d", "e")
     db.archive_and_compact("s", [*SUMMARY, {"role": "user", "content": "e"}])
     db.rewind_to_message("s", ids[2])
     db.append_message("s", "user", "C")

@@ -26,7 +26,7 @@ from hermes.store.postgres.engine import PostgresEngine
 from hermes.store.stores import Store, open_store
 from support.engines import execute
 
-from .conftest import talk
+from .conftest import create_conversation
 
 SURELY_S = 60.0
 
@@ -472,7 +472,7 @@ async def test_replaced_text_on_a_loop(engine: PostgresEngine) -> None:
 
 def test_replaced_text_in_every_part_of_a_message(postgres_store: Store) -> None:
     bad = "x\x00\ud800y"
-    talk(postgres_store.sessions, "s", bad, bad, title=None, model=bad, instructions=bad, user_id=bad)
+    create_conversation(postgres_store.sessions, "s", bad, bad, title=None, model=bad, instructions=bad, user_id=bad)
     call = {"id": bad, "type": "function", "function": {"name": bad, "arguments": bad}}
     postgres_store.sessions.append_message("s", "assistant", [{"type": "text", "text": bad}], tool_calls=[call])
     postgres_store.sessions.append_message("s", "tool", bad, tool_call_id=bad, tool_name=bad)

@@ -26,7 +26,7 @@ from .tools import Turn, look, raw, side, url
 PROMPT = "You are an assistant of many words. " * 100
 
 
-def kept(store: Store) -> list[str]:
+def stored_prompts(store: Store) -> list[str]:
     return store.engine.read(lambda tx: [row[0] for row in tx.rows("SELECT text FROM prompts ORDER BY text")])
 
 
@@ -43,7 +43,7 @@ def stored_bytes(store: Store, table: str) -> int:
 def test_system_prompt_is_stored_once_for_all_sessions(store: Store) -> None:
     for number in range(20):
         store.sessions.create_session(f"s{number}", "api_server", system_prompt=PROMPT)
-    assert kept(store) == [PROMPT]
+    assert stored_prompts(store) == [PROMPT]
     assert stored_bytes(store, "sessions") < 20 * 500
     for number in range(20):
         found = store.sessions.get_session(f"s{number}")
@@ -52,7 +52,7 @@ def test_system_prompt_is_stored_once_for_all_sessions(store: Store) -> None:
         assert exported is not None and exported["system_prompt"] == PROMPT
     fork = store.sessions.get_session(store.sessions.fork_session("s1"))
     assert fork is not None and fork["system_prompt"] == PROMPT
-    assert kept(store) == [PROMPT]
+    assert stored_prompts(store) == [PROMPT]
 
 
 def test_known_prompt_is_put_while_another_transaction_holds_it(postgres_store: Store, postgres_schema: str) -> None:
@@ -65,7 +65,7 @@ def test_known_prompt_is_put_while_another_transaction_holds_it(postgres_store: 
                 made.result(timeout=5)
             finally:
                 connection.rollback()
-    assert kept(postgres_store) == [PROMPT]
+    assert stored_prompts(postgres_store) == [PROMPT]
 
 
 def test_system_prompt_is_filled_once_and_updated_explicitly(store: Store) -> None:
@@ -86,7 +86,7 @@ def test_run_instructions_are_deduplicated(store: Store, instructions: str | Non
     for spec in specs:
         store.runs.create(spec)
     shown = instructions.replace("\ud83d", "\ufffd") if instructions else instructions
-    assert kept(store) == ([shown] if shown else [])
+    assert stored_prompts(store) == ([shown] if shown else [])
     assert stored_bytes(store, "runs") < 5 * 700
     found = [*store.runs.list(), *store.runs.unfinished(), store.runs.get(specs[0].run_id)]
     assert [record.spec.instructions for record in found if record is not None] == [shown] * 11
@@ -122,10 +122,10 @@ def test_unused_prompts_are_removed(store: Store, tmp_path: Path) -> None:
     store.engine.write(lambda tx: prompts.put(tx, "of before"))
     done = sweep_if_due(store, config.load(Home(tmp_path / "config"), environ={}))
     assert done is not None and done["prompts"] == 2
-    assert kept(store) == sorted(["of a session", "of a changed session", "of a run", "of before"])
+    assert stored_prompts(store) == sorted(["of a session", "of a changed session", "of a run", "of before"])
     age(store)
     assert store.sessions.remove_unused_prompts() == 1
-    assert "of before" not in kept(store)
+    assert "of before" not in stored_prompts(store)
 
 
 def age(store: Store) -> None:
@@ -176,11 +176,11 @@ def test_migration_keeps_prompts_of_sessions_and_runs(tmp_path: Path) -> None:
         assert {one: row and row["prompt_digest"] for one, row in shown.items()} == {
             one: f"digest of {one}" for one in sessions
         }
-        assert kept(store) == sorted({PROMPT, "Another."})
+        assert stored_prompts(store) == sorted({PROMPT, "Another."})
         record = store.runs.get(spec.run_id)
         assert record is not None and record.spec == spec
         assert store.sessions.remove_unused_prompts() == 0
         # What is said now is known by the same hash.
         store.sessions.create_session("new", "cli", system_prompt=PROMPT)
-        assert len(kept(store)) == 2
+        assert len(stored_prompts(store)) == 2
     assert "system_prompt" not in {row[1] for row in look(path, "PRAGMA table_info(sessions)")}

@@ -22,7 +22,7 @@ from hermes.store.sign_ins import SignIns
 from hermes.store.stores import Store, open_store
 from hermes.store.usage_days import UsageDays
 
-from .conftest import talk
+from .conftest import create_conversation
 from .tools import Turn, look, raw, url
 
 PARTS: dict[str, Any] = {
@@ -193,9 +193,9 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("home")
     with contextlib.closing(open_store(url(folder / "state.db"))) as made:
         for n in range(200):
-            talk(made.sessions, f"s{n}", "hi", "hello", title=f"title {n}")
+            create_conversation(made.sessions, f"s{n}", "hi", "hello", title=f"title {n}")
         for n in range(3):
-            talk(made.sessions, f"g{n}", "hi", owner="guest")
+            create_conversation(made.sessions, f"g{n}", "hi", owner="guest")
         for session_id, owner in [*((f"s{n % 12}", "default") for n in range(60)), ("g1", "guest")]:
             turn = Turn(made, session_id, owner=owner)
             turn.begin()

@@ -60,7 +60,7 @@ def paged(store: Store, run_id: str, size: int, after: int = 0) -> list[Event]:
     return found
 
 
-def told(turn: Turn) -> list[tuple[int, str]]:
+def stored_events(turn: Turn) -> list[tuple[int, str]]:
     return [(event.seq, event.type) for event in turn.store.runs.read(turn.run_id, 0, WHOLE)]
 
 
@@ -79,7 +79,7 @@ def thought(turn: Turn, message_id: str, *pieces: str, form: str = "raw") -> Par
     return replace(turn.grown(f"{message_id}:reasoning", *pieces), kind="reasoning", form=form)
 
 
-def printed(turn: Turn, call_id: str, *pieces: str, stream: str = "stdout") -> Partial:
+def tool_output(turn: Turn, call_id: str, *pieces: str, stream: str = "stdout") -> Partial:
     """The output of a running tool after these deltas."""
     return replace(turn.grown(f"{call_id}/{stream}", *pieces), kind="tool", form=stream)
 
@@ -271,12 +271,12 @@ def test_rows_belong_to_their_run(turn: Turn) -> None:
 
 
 def test_events_and_rows_are_written_atomically(turn: Turn) -> None:
-    before = told(turn), state(turn.store, turn.run_id), texts(turn.store.sessions, "s")
+    before = stored_events(turn), state(turn.store, turn.run_id), texts(turn.store.sessions, "s")
     again = notice(turn)
     again.seq = 1
     with pytest.raises(Exception, match="UNIQUE"):
         turn.append(notice(turn), again, rows=[turn.row("assistant", "lost")], partials=[turn.grown("m", "x")])
-    assert (told(turn), state(turn.store, turn.run_id), texts(turn.store.sessions, "s")) == before
+    assert (stored_events(turn), state(turn.store, turn.run_id), texts(turn.store.sessions, "s")) == before
     assert turn.store.runs.partials(turn.run_id) == []
 
 
@@ -309,12 +309,14 @@ def replaced(turn: Turn) -> tuple[list[Row], list[Row]]:
     answer = turn.row("assistant", "Noon.", timestamp=13.5, token_count=2, reasoning="so", finish_reason="stop")
     turn.append(rows=[asked, result, answer])
     summary = Row("s", "user", "[What was said before]")
-    kept = [
+    file_store = [
         Row("s", "assistant", "Let me look.", tool_calls=[call("c")], opaque={"chat_completions": {"id": 1}}),
         Row("s", "tool", "noon", tool_call_id="c", tool_name="clock"),
         Row("s", "assistant", "Noon."),
     ]
-    turn.append(turn.event("context.compacted", 1, method="summary"), rows=[summary, *kept], replaces=[None, 1, 2, 3])
+    turn.append(
+        turn.event("context.compacted", 1, method="summary"), rows=[summary, *file_store], replaces=[None, 1, 2, 3]
+    )
     return [asked, result, answer], turn.store.runs.rows(turn.run_id)
 
 
@@ -323,9 +325,9 @@ def test_compacted_rows_are_archived_not_lost(turn: Turn) -> None:
     sessions = turn.store.sessions
     seen = [message["content"] for message in sessions.get_messages_as_conversation("s")]
     assert seen == ["[What was said before]", "Let me look.", "noon", "Noon."]
-    first, *kept = sessions.get_messages("s")
+    first, *file_store = sessions.get_messages("s")
     assert (first["active"], first["compacted"]) == (False, True)
-    assert [row["content"] for row in kept] == ["Let me look.", "noon", "Noon."]
+    assert [row["content"] for row in file_store] == ["Let me look.", "noon", "Noon."]
     assert sessions.get_session("s")["message_count"] == 4
     assert len(sessions.get_messages("s", include_inactive=True)) == 5
 
@@ -333,8 +335,8 @@ def test_compacted_rows_are_archived_not_lost(turn: Turn) -> None:
 def test_compaction_keeps_retained_rows_unchanged(turn: Turn) -> None:
     old, copies = replaced(turn)
     assert [row.id for row in copies] == [row.id for row in old]
-    kept = ("content", "run_id", "timestamp", "token_count", "reasoning", "finish_reason", "opaque", "tool_calls")
-    for name in (*kept, "tool_call_id", "tool_name", "role", "synthetic"):
+    file_store = ("content", "run_id", "timestamp", "token_count", "reasoning", "finish_reason", "opaque", "tool_calls")
+    for name in (*file_store, "tool_call_id", "tool_name", "role", "synthetic"):
         assert [getattr(row, name) for row in copies] == [getattr(row, name) for row in old], name
     assert all(row.active and not row.compacted for row in copies)
 
@@ -468,19 +470,19 @@ def test_synced_append_uses_full_synchronous(tmp_path: Path) -> None:
 # ---- the state follows the log
 
 ids = st.sampled_from(["a", "b", "c"])
-words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=8)
+text_strategy = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=8)
 
 
 def kind_of(type_: str, **data: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
     return st.tuples(st.just(type_), st.fixed_dictionaries(dict(data)))
 
 
-route = st.fixed_dictionaries({"model": words, "provider": words})
+route = st.fixed_dictionaries({"model": text_strategy, "provider": text_strategy})
 happenings = st.one_of(
     kind_of("run.queued", position=st.integers(0, 3)),
-    kind_of("run.started", model=words, provider=words),
-    kind_of("run.started", model=words, provider=words),
-    kind_of("run.resumed", reason=words),
+    kind_of("run.started", model=text_strategy, provider=text_strategy),
+    kind_of("run.started", model=text_strategy, provider=text_strategy),
+    kind_of("run.resumed", reason=text_strategy),
     kind_of("run.interrupted"),
     kind_of(
         "control.received",
@@ -488,19 +490,21 @@ happenings = st.one_of(
         control=st.sampled_from(["interrupt", "cancel", "steer", "approve", "answer"]),
     ),
     kind_of("model.switched", to=route),
-    kind_of("approval.requested", approval_id=ids, subject=words, choices=st.lists(words, max_size=2)),
-    kind_of("approval.resolved", approval_id=ids, choice=words),
-    kind_of("clarify.requested", request_id=ids, question=words),
+    kind_of("approval.requested", approval_id=ids, subject=text_strategy, choices=st.lists(text_strategy, max_size=2)),
+    kind_of("approval.resolved", approval_id=ids, choice=text_strategy),
+    kind_of("clarify.requested", request_id=ids, question=text_strategy),
     kind_of("clarify.resolved", request_id=ids),
-    kind_of("notice", message=words),
+    kind_of("notice", message=text_strategy),
     kind_of("usage", input_tokens=st.integers(0, 9)),
 )
 ends = st.one_of(
     kind_of(
-        "run.completed", row=st.none() | st.integers(1, 9), usage=st.dictionaries(words, st.integers(), max_size=2)
+        "run.completed",
+        row=st.none() | st.integers(1, 9),
+        usage=st.dictionaries(text_strategy, st.integers(), max_size=2),
     ),
-    kind_of("run.failed", failure=words, error=words, partial_row=st.none() | st.integers(1, 9)),
-    kind_of("run.cancelled", by=words, usage=st.just({"total_tokens": 3})),
+    kind_of("run.failed", failure=text_strategy, error=text_strategy, partial_row=st.none() | st.integers(1, 9)),
+    kind_of("run.cancelled", by=text_strategy, usage=st.just({"total_tokens": 3})),
 )
 batches = st.lists(st.lists(happenings, min_size=1, max_size=4), max_size=10)
 
@@ -590,13 +594,13 @@ def test_partial_text_is_updated_in_place(turn: Turn) -> None:
         turn.seq += 1
         cuts.add(turn.seq, 1, BEGUN_AT + turn.seq)
         turn.store.runs.put_partials(turn.run_id, None, [Partial("m", "text", 1, text, cuts.pack(), turn.seq)])
-    [kept] = turn.store.runs.partials(turn.run_id)
-    assert (kept.text, kept.last_seq) == ("abc", turn.seq)
+    [file_store] = turn.store.runs.partials(turn.run_id)
+    assert (file_store.text, file_store.last_seq) == ("abc", turn.seq)
     assert [event.data["text"] for event in turn.store.runs.read(turn.run_id, 1, 100)] == ["a", "b", "c"]
 
 
 def test_end_of_run_deletes_partials_of_all_streams(turn: Turn) -> None:
-    turn.append(notice(turn), partials=[turn.grown("m", "left"), printed(turn, "c", "behind")])
+    turn.append(notice(turn), partials=[turn.grown("m", "left"), tool_output(turn, "c", "behind")])
     turn.end()
     assert turn.store.runs.partials(turn.run_id) == []
 
@@ -616,7 +620,7 @@ def test_text_and_reasoning_are_not_duplicated_in_log(tmp_path: Path) -> None:
 
 
 def test_tool_output_partials_are_read_until_tool_ends(turn: Turn) -> None:
-    out, err = printed(turn, "c", "one ", "two"), printed(turn, "c", "oops", stream="stderr")
+    out, err = tool_output(turn, "c", "one ", "two"), tool_output(turn, "c", "oops", stream="stderr")
     turn.append(notice(turn), partials=[out, err])
     shown = [event for event in turn.store.runs.read(turn.run_id, 0, 100) if event.type == "tool.output"]
     assert [tuple(event.data[name] for name in ("call_id", "stream", "offset", "text")) for event in shown] == [
@@ -624,7 +628,7 @@ def test_tool_output_partials_are_read_until_tool_ends(turn: Turn) -> None:
         ("c", "stdout", 4, "two"),
         ("c", "stderr", 0, "oops"),
     ]
-    other = printed(turn, "c/2", "still")
+    other = tool_output(turn, "c/2", "still")
     turn.append(
         turn.event("tool.finished", 1, call_id="c", status="ok"),
         rows=[turn.row("tool", "one two", tool_call_id="c")],
@@ -681,8 +685,8 @@ def test_very_long_message_is_read_in_pages(turn: Turn) -> None:
 # ---- read back as it was shown live
 
 odd = st.sampled_from(["👩‍👩‍👧‍👦", "e\u0301", "\x00", "\ufeff", "\u200b", "日本", "\U0010ffff", "\r\n", '"', "\\u0000"])
-spoken = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
-pieces = st.lists(odd | spoken, min_size=1, max_size=4).map("".join)
+short_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+pieces = st.lists(odd | short_text, min_size=1, max_size=4).map("".join)
 acts = st.one_of(
     st.tuples(st.just("text"), pieces),
     st.tuples(st.just("text"), pieces),
@@ -780,7 +784,7 @@ class Driven:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def file_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """A store in a file, for many examples."""
     with closing(open_store(url(tmp_path_factory.mktemp("kept") / "state.db"))) as made:
         yield made
@@ -800,23 +804,23 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     last_seq=0,
 )
 def test_replay_equals_live_events_property(
-    kept: Store, script: list[tuple[str, str]], end: str, window_s: float, last_seq: int
+    file_store: Store, script: list[tuple[str, str]], end: str, window_s: float, last_seq: int
 ) -> None:
     async def drive() -> tuple[list[Event], str]:
-        driven = Driven(kept, window_s, last_seq)
+        driven = Driven(file_store, window_s, last_seq)
         return await driven.run(script, end), driven.spec.run_id
 
     shown, run_id = asyncio.run(drive())
-    assert kept.runs.read(run_id, 0, WHOLE) == shown
+    assert file_store.runs.read(run_id, 0, WHOLE) == shown
     for size in range(1, 8):
-        assert paged(kept, run_id, size) == shown
+        assert paged(file_store, run_id, size) == shown
     for event in shown[::3]:
-        assert kept.runs.read(run_id, event.seq, WHOLE) == [later for later in shown if later.seq > event.seq]
+        assert file_store.runs.read(run_id, event.seq, WHOLE) == [later for later in shown if later.seq > event.seq]
 
 
-def test_durable_event_data_round_trip_property(kept: Store) -> None:
+def test_durable_event_data_round_trip_property(file_store: Store) -> None:
     async def drive() -> tuple[list[Event], str]:
-        driven = Driven(kept)
+        driven = Driven(file_store)
         opening = driven.writer.event("run.started", model="m", provider="p", user_row=None)
         await driven.writer.append(opening, session={"id": driven.spec.session_id, "source": "cli"})
         args = {"path": "a\x00b", "n": 2**70, "\x00": [None, True, 0.1]}
@@ -825,7 +829,7 @@ def test_durable_event_data_round_trip_property(kept: Store) -> None:
         return await driven.live.take(), driven.spec.run_id
 
     shown, run_id = asyncio.run(drive())
-    assert kept.runs.read(run_id, 0, WHOLE) == shown
+    assert file_store.runs.read(run_id, 0, WHOLE) == shown
 
 
 def test_replay_is_same_after_restart(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hermes.store.base import Row, SessionBusy, SessionExists, StoreError
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import Store
 
-from .conftest import BAD_IDS, contents, listed, raw, talk
+from .conftest import BAD_IDS, contents, create_conversation, raw, session_ids
 
 FIELDS: dict[str, Any] = {
     "model": "big",
@@ -89,7 +89,7 @@ def test_invalid_session_id_is_rejected(db: SessionDB, id: str) -> None:
 
 @pytest.mark.parametrize("id", ["a", "x" * 256, "api-12ab", "a.b", "agent:main:7", "searches", "日本", "a b", "%", "'"])
 def test_other_session_ids_are_accepted(db: SessionDB, id: str) -> None:
-    talk(db, id, "hello")
+    create_conversation(db, id, "hello")
     assert (db.get_session(id)["id"], contents(db, id), db.resolve_session_id(id)) == (id, ["hello"], id)
 
 
@@ -106,9 +106,9 @@ def test_unknown_or_read_only_field_is_rejected(db: SessionDB, field: str) -> No
 
 @pytest.mark.parametrize("id", ["a\ud800", "\x00", "' or 1=1 --", "x" * 100_000])
 def test_odd_text_as_id_finds_nothing(db: SessionDB, id: str) -> None:
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
     assert (db.get_session(id), db.resolve_session_id(id), db.delete_session(id)) == (None, None, False)
-    assert (db.get_messages(id), db.get_messages_as_conversation(id), listed(db, search=id)) == ([], [], [])
+    assert (db.get_messages(id), db.get_messages_as_conversation(id), session_ids(db, search=id)) == ([], [], [])
     assert contents(db, "s") == ["hi"]
 
 
@@ -118,7 +118,7 @@ def test_parent_cycle_is_tolerated(durable_db: SessionDB) -> None:
     for id, parent in ("ab", "bc", "ca"):
         raw(durable_db, "update sessions set parent_session_id = ? where id = ?", parent, id)
     assert durable_db.delete_session("b") is True
-    assert listed(durable_db, include_children=True) == []
+    assert session_ids(durable_db, include_children=True) == []
 
 
 # ---- finding
@@ -245,10 +245,10 @@ def test_new_turn_reopens_ended_session(store: Store) -> None:
 
 
 def test_delete_session_removes_messages(db: SessionDB) -> None:
-    talk(db, "s", "apple", "pear")
-    talk(db, "other", "apple")
+    create_conversation(db, "s", "apple", "pear")
+    create_conversation(db, "other", "apple")
     assert db.delete_session("s") is True
-    assert (db.get_session("s"), db.get_messages("s"), listed(db)) == (None, [], ["other"])
+    assert (db.get_session("s"), db.get_messages("s"), session_ids(db)) == (None, [], ["other"])
     assert [row["session_id"] for row in db.search_messages("apple")] == ["other"]
 
 
@@ -257,21 +257,21 @@ def test_delete_unknown_session_returns_false(db: SessionDB) -> None:
 
 
 def test_deleted_session_id_can_be_reused(db: SessionDB) -> None:
-    talk(db, "s", "old", title="Plans", model="m")
+    create_conversation(db, "s", "old", title="Plans", model="m")
     db.delete_session("s")
-    talk(db, "s", "new", title="Plans")
+    create_conversation(db, "s", "new", title="Plans")
     assert (contents(db, "s"), db.get_session("s")["model"]) == (["new"], None)
 
 
 def test_delete_session_cascades_to_delegates_only(db: SessionDB) -> None:
     db.create_session("root", "cli")
     db.create_session("delegate", "subagent", kind="delegate", parent_session_id="root")
-    talk(db, "grandchild", "apple", kind="delegate", parent_session_id="delegate")
+    create_conversation(db, "grandchild", "apple", kind="delegate", parent_session_id="delegate")
     db.create_session("branch", "cli", kind="branch", parent_session_id="root")
     db.create_session("branch-of-delegate", "cli", kind="branch", parent_session_id="grandchild")
-    talk(db, "kept", "apple", kind="delegate", parent_session_id="branch")
+    create_conversation(db, "kept", "apple", kind="delegate", parent_session_id="branch")
     db.delete_session("root")
-    assert sorted(listed(db, include_children=True)) == ["branch", "branch-of-delegate", "kept"]
+    assert sorted(session_ids(db, include_children=True)) == ["branch", "branch-of-delegate", "kept"]
     parents = [db.get_session(id)["parent_session_id"] for id in ("branch", "branch-of-delegate", "kept")]
     assert parents == [None, None, "branch"]
     assert [row["session_id"] for row in db.search_messages("apple")] == ["kept"]
@@ -287,7 +287,9 @@ def test_delete_session_removes_files_and_usage(db: SessionDB) -> None:
 
 
 def test_delete_session_leaves_no_rows(durable_db: SessionDB) -> None:
-    talk(durable_db, "s", [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 2000}}])
+    create_conversation(
+        durable_db, "s", [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 2000}}]
+    )
     durable_db.add_usage("s", {"input_tokens": 7}, "m", "p")
     durable_db.add_file("s", "a.txt", bytes=1, mime="text/plain", direction="in", path="/nowhere/a.txt")
     durable_db.put_pending_calls("s", "run_1", ["call_1"])
@@ -314,7 +316,7 @@ def test_delete_session_removes_home_files_only(home_folder: Path, tmp_path: Pat
 
 
 def test_deleted_session_text_is_erased_from_file(file_db: SessionDB) -> None:
-    talk(file_db, "s", "tellnobody " * 2000)
+    create_conversation(file_db, "s", "tellnobody " * 2000)
     file_db.delete_session("s")
     file_db.optimize()
     path = file_db.path
@@ -323,7 +325,7 @@ def test_deleted_session_text_is_erased_from_file(file_db: SessionDB) -> None:
 
 
 def test_delete_of_leased_session_requires_force(store: Store) -> None:
-    talk(store.sessions, "s", "hi")
+    create_conversation(store.sessions, "s", "hi")
     store.leases.acquire("session:s", "somebody", 60)
     with pytest.raises(SessionBusy):
         store.sessions.delete_session("s")
@@ -370,7 +372,7 @@ def test_busy_delegate_blocks_deletion_of_parent(store: Store) -> None:
     store.leases.acquire("session:d", "somebody", 60)
     with pytest.raises(SessionBusy):
         store.sessions.delete_session("s")
-    assert sorted(listed(store.sessions, include_children=True)) == ["d", "s"]
+    assert sorted(session_ids(store.sessions, include_children=True)) == ["d", "s"]
 
 
 # ---- pruning
@@ -379,7 +381,7 @@ def test_busy_delegate_blocks_deletion_of_parent(store: Store) -> None:
 def ended(
     db: SessionDB, id: str, messages: int = 1, archived: bool = False, source: str = "cli", **fields: Any
 ) -> None:
-    talk(db, id, *["hi"] * messages, source=source, **fields)
+    create_conversation(db, id, *["hi"] * messages, source=source, **fields)
     db.end_session(id, "cli_close")
     if archived:
         db.update_session(id, archived=True)
@@ -407,12 +409,12 @@ def test_prune_filters_ended_sessions(db: SessionDB, chosen: dict[str, Any], pru
     ended(db, "a", cwd="/work/x", title="Daily", model="small")
     ended(db, "b", source="cron", cwd="/home/work", title="Weekly notes")
     ended(db, "c", messages=3, archived=True, model="a-big-one")
-    talk(db, "open", "hi", cwd="/work", title="Week", model="big")
+    create_conversation(db, "open", "hi", cwd="/work", title="Week", model="big")
     would = db.prune_sessions(older_than_days=0, dry_run=True, **chosen)
     untouched = db.count_sessions(archived="all")
     did = db.prune_sessions(older_than_days=0, **chosen)
     assert (sorted(would), untouched, sorted(did)) == (pruned, 4, pruned)
-    assert sorted(listed(db, archived="all")) == sorted({"a", "b", "c", "open"} - set(pruned))
+    assert sorted(session_ids(db, archived="all")) == sorted({"a", "b", "c", "open"} - set(pruned))
 
 
 def test_prune_uses_last_activity(durable_db: SessionDB) -> None:
@@ -424,11 +426,11 @@ def test_prune_uses_last_activity(durable_db: SessionDB) -> None:
             time.time() - days * 86400,
             id,
         )
-    talk(durable_db, "open", "hi")
+    create_conversation(durable_db, "open", "hi")
     raw(durable_db, "update sessions set last_active = 0 where id = 'open'")
     by_default = durable_db.prune_sessions(dry_run=True)
     assert (by_default, sorted(durable_db.prune_sessions(older_than_days=30))) == (["old"], ["middle", "old"])
-    assert sorted(listed(durable_db)) == ["open", "young"]
+    assert sorted(session_ids(durable_db)) == ["open", "young"]
 
 
 # ---- titles
@@ -549,7 +551,7 @@ def test_session_db_defaults_to_home_file(home_folder: Path) -> None:
 
 def test_close_twice_loses_nothing(tmp_path: Path) -> None:
     db = SessionDB(tmp_path / "state.db")
-    talk(db, "s", "hello")
+    create_conversation(db, "s", "hello")
     db.close()
     db.close()
     again = SessionDB(tmp_path / "state.db")
@@ -559,7 +561,7 @@ def test_close_twice_loses_nothing(tmp_path: Path) -> None:
 
 def test_session_dbs_on_same_path_share_writes(file_db: SessionDB) -> None:
     other = SessionDB(file_db.path)
-    talk(file_db, "s", "hello")
+    create_conversation(file_db, "s", "hello")
     assert contents(other, "s") == ["hello"]
     other.close()
     assert contents(file_db, "s") == ["hello"]
@@ -574,7 +576,7 @@ def test_in_memory_session_dbs_are_independent() -> None:
 
 
 def test_read_only_session_db(file_db: SessionDB, tmp_path: Path) -> None:
-    talk(file_db, "s", "hello")
+    create_conversation(file_db, "s", "hello")
     reader = SessionDB(file_db.path, read_only=True)
     assert contents(reader, "s") == ["hello"]
     with pytest.raises(Exception, match=r"\w"):

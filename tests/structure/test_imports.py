@@ -25,7 +25,7 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
-def ran(arguments: list[str], home: Path) -> tuple[str, set[str]]:
+def run_and_list_modules(arguments: list[str], home: Path) -> tuple[str, set[str]]:
     """What a command printed, and the modules it loaded."""
     code = PROBE.format(arguments=arguments)
     environ = {**os.environ, "HERMES_HOME": str(home)}
@@ -36,7 +36,7 @@ def ran(arguments: list[str], home: Path) -> tuple[str, set[str]]:
 
 
 def test_version_imports_little(tmp_path: Path) -> None:
-    printed, modules = ran(["--version"], tmp_path / "home")
+    printed, modules = run_and_list_modules(["--version"], tmp_path / "home")
     assert hermes.__version__ in printed and "exit 0" in printed
     assert not {name for name in modules if name.partition(".")[0] in {*HEAVY} - {"msgspec"}}
     assert not {name for name in modules if name.startswith(("hermes.tools.", "hermes.providers."))}
@@ -45,7 +45,7 @@ def test_version_imports_little(tmp_path: Path) -> None:
 
 def test_the_version_says_where_commands_run_without_trying(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("terminal: {backend: docker}\n")
-    printed, modules = ran(["--version"], tmp_path)
+    printed, modules = run_and_list_modules(["--version"], tmp_path)
     assert "sandbox docker" in printed and not modules & {"hermes.sandbox.choose", "asyncio"}
 
 

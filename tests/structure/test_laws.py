@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import hermes
-from agent.house import KEY, House, nothing_left, product_tasks, tool
+from agent.harness import KEY, Harness, nothing_left, product_tasks, tool
 from hermes.guards.secrets import Secrets
 from hermes.providers.base import Credential
 from hermes.tools import memory
@@ -166,42 +166,42 @@ def test_pure_modules_open_nothing_and_keep_no_state(name: str) -> None:
 # ---- L1, L2, L11
 
 
-async def test_live_run_uses_one_task(house: House, server: ModelServer) -> None:
+async def test_live_run_uses_one_task(harness: Harness, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(text=["Once ", "upon"], gap_s=60)]
     before = len(asyncio.all_tasks())
-    specs = [house.spec(server) for _ in range(20)]
+    specs = [harness.spec(server) for _ in range(20)]
     for spec in specs:
-        await house.engine.start(spec)
+        await harness.engine.start(spec)
     await server.until(lambda: server.open_streams == 20)
     # One for each run, and one that renews the leases of all.
     await until(lambda: len(product_tasks()) <= 21)
     # The server's own: a connection and an answer each.
     await until(lambda: len(asyncio.all_tasks()) - before <= 21 + 2 * 20)
-    await house.engine.drain(0)
+    await harness.engine.drain(0)
     await nothing_left(server)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_default_executor_is_never_used(house: House, server: ModelServer, host: str) -> None:
-    house.offer(memory.TOOL, tool("look", lambda _, __: {"ok": True}))
+async def test_default_executor_is_never_used(harness: Harness, server: ModelServer, host: str) -> None:
+    harness.offer(memory.TOOL, tool("look", lambda _, __: {"ok": True}))
     server.script = [
         Reply(
             tool_calls=[Call("memory", {"target": "memory", "action": "add", "content": "Likes tea."}), Call("look")]
         ),
         Reply(text="Done."),
     ]
-    ran = await house.run(f"http://{host}:{server.port}", persist=True)
+    ran = await harness.run(f"http://{host}:{server.port}", persist=True)
     assert ran.result["final_response"] == "Done."
     assert asyncio.get_running_loop()._default_executor is None  # type: ignore[attr-defined]
 
 
-async def test_ended_run_leaves_no_transcript_in_memory(house: House, server: ModelServer) -> None:
-    house.offer(tool("look"))
-    marker = f"a needle {id(house)} in the haystack"
+async def test_ended_run_leaves_no_transcript_in_memory(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look"))
+    marker = f"a needle {id(harness)} in the haystack"
     server.script = [Reply(text=marker, tool_calls=[Call("look", {"a": marker})]), Reply(text=f"{marker} again")]
 
     async def turn() -> None:
-        await house.engine.run(house.spec(server, marker))
+        await harness.engine.run(harness.spec(server, marker))
 
     # In a task of its own, so that no frame of the test holds on to what it has passed.
     await asyncio.create_task(turn())
@@ -216,14 +216,14 @@ async def test_ended_run_leaves_no_transcript_in_memory(house: House, server: Mo
 @pytest.mark.parametrize("source", ["api_server", "cli"])
 @pytest.mark.parametrize("with_tools", [False, True])
 async def test_turn_creates_no_reference_cycles(
-    house: House, server: ModelServer, source: str, with_tools: bool
+    harness: Harness, server: ModelServer, source: str, with_tools: bool
 ) -> None:
-    house.offer(tool("look"))
+    harness.offer(tool("look"))
     called = [Reply(text="I look.", tool_calls=[Call("look", {})])] if with_tools else []
 
     async def turn() -> None:
         server.script = [*called, Reply(text="Done.")]
-        await house.engine.run(house.spec(server, "What is there?", source=source, persist=True))
+        await harness.engine.run(harness.spec(server, "What is there?", source=source, persist=True))
         server.requests.clear()
         await nothing_left(server)
 
@@ -272,8 +272,8 @@ def test_redaction_time_is_linear(text: str) -> None:
     assert time.perf_counter() - before < 0.1
 
 
-async def test_long_tool_result_does_not_block_loop(house: House, server: ModelServer) -> None:
-    house.offer(tool("look", lambda _, __: {"data": "Zm94" * 3_000}))
+async def test_long_tool_result_does_not_block_loop(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look", lambda _, __: {"data": "Zm94" * 3_000}))
     server.script = [Reply(tool_calls=[Call("look")]), Reply(text="Done.")]
     longest = 0.0
 
@@ -285,7 +285,7 @@ async def test_long_tool_result_does_not_block_loop(house: House, server: ModelS
             longest = max(longest, time.perf_counter() - before)
 
     watching = asyncio.create_task(watch())
-    ran = await house.run(server)
+    ran = await harness.run(server)
     watching.cancel()
     assert ran.result["final_response"] == "Done."
     assert longest < 0.1
@@ -323,14 +323,14 @@ async def test_turn_imports_no_vendor_library(server: ModelServer) -> None:
 
 
 async def test_logs_above_debug_contain_no_conversation_text(
-    house: House, server: ModelServer, caplog: pytest.LogCaptureFixture
+    harness: Harness, server: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    house.offer(tool("look", lambda _, __: {"saw": "NEEDLE"}))
+    harness.offer(tool("look", lambda _, __: {"saw": "NEEDLE"}))
     server.script = [
         Reply(reset_before_headers=True),
         Reply(text="NEEDLE", tool_calls=[Call("look", {"a": "NEEDLE"})]),
         Reply(text="NEEDLE again"),
     ]
-    await house.run(server, "NEEDLE", persist=True)
+    await harness.run(server, "NEEDLE", persist=True)
     assert "NEEDLE" not in caplog.text

@@ -55,7 +55,7 @@ class Gateway:
         assert self.process.stdout is not None
         line = (await asyncio.wait_for(self.process.stdout.readline(), _START_S)).decode()
         found = re.search(r"listening on (http://\S+)", line)
-        assert found, self.said
+        assert found, self.stderr_text
         if self.url:
             await self.client.close()
         self.url = found[1]
@@ -74,7 +74,7 @@ class Gateway:
         return await asyncio.wait_for(self.process.wait(), SURELY_S)
 
     @property
-    def said(self) -> str:
+    def stderr_text(self) -> str:
         """What it has said on standard error."""
         return (self.folder / "stderr.txt").read_text()
 

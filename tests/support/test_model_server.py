@@ -632,7 +632,7 @@ async def test_raw_body(server: ModelServer, http: aiohttp.ClientSession) -> Non
 GO_ON = {"role": "user", "content": "go on"}
 
 
-def said(text: str) -> dict[str, Any]:
+def assistant_message(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
@@ -647,7 +647,7 @@ async def test_text_is_continued(
 ) -> None:
     reply = Reply(text=["one ", "two ", "three"], reasoning="hm", tool_calls=[Call("act")])
     server.script = [reply]
-    more = conversation(protocol, said("one t"), *([GO_ON] if asked else []))
+    more = conversation(protocol, assistant_message("one t"), *([GO_ON] if asked else []))
     _, body = await fetch(http, protocol, **more)
     rest = Reply(text=["wo ", "three"], tool_calls=[Call("act")], continues=False)
     plain = [(name, strip_ids(data)) for name, data in events_of(body)]
@@ -666,12 +666,12 @@ def strip_ids(data: Any) -> Any:
     ("protocol", "body", "expected"),
     [
         ("chat", conversation("chat"), ""),
-        ("chat", conversation("chat", said("other"), GO_ON), ""),
-        ("chat", conversation("chat", said("one"), GO_ON, GO_ON), ""),
-        ("chat", conversation("chat", said("one"), {"role": "tool", "content": "r"}), ""),
-        ("chat", conversation("chat", said("one"), {"role": "system", "content": "s"}, GO_ON), "one"),
-        ("chat", conversation("chat", said("on"), GO_ON, said("e t"), GO_ON), "one t"),
-        ("chat", conversation("chat", said("one two"), GO_ON), "one two"),
+        ("chat", conversation("chat", assistant_message("other"), GO_ON), ""),
+        ("chat", conversation("chat", assistant_message("one"), GO_ON, GO_ON), ""),
+        ("chat", conversation("chat", assistant_message("one"), {"role": "tool", "content": "r"}), ""),
+        ("chat", conversation("chat", assistant_message("one"), {"role": "system", "content": "s"}, GO_ON), "one"),
+        ("chat", conversation("chat", assistant_message("on"), GO_ON, assistant_message("e t"), GO_ON), "one t"),
+        ("chat", conversation("chat", assistant_message("one two"), GO_ON), "one two"),
         (
             "anthropic",
             conversation("anthropic", {"role": "assistant", "content": [{"type": "text", "text": "o"}]}),
@@ -680,7 +680,9 @@ def strip_ids(data: Any) -> Any:
         (
             "anthropic",
             conversation(
-                "anthropic", said("one"), {"role": "user", "content": [{"type": "tool_result", "content": "r"}]}
+                "anthropic",
+                assistant_message("one"),
+                {"role": "user", "content": [{"type": "tool_result", "content": "r"}]},
             ),
             "",
         ),
@@ -693,7 +695,11 @@ def strip_ids(data: Any) -> Any:
             ),
             "one ",
         ),
-        ("responses", conversation("responses", said("one"), {"type": "function_call_output", "output": "r"}), ""),
+        (
+            "responses",
+            conversation("responses", assistant_message("one"), {"type": "function_call_output", "output": "r"}),
+            "",
+        ),
     ],
 )
 def test_already_said_text(protocol: Protocol, body: dict[str, Any], expected: str) -> None:
@@ -702,7 +708,7 @@ def test_already_said_text(protocol: Protocol, body: dict[str, Any], expected: s
 
 async def test_continuation_can_be_disabled(server: ModelServer, http: aiohttp.ClientSession) -> None:
     server.script = [Reply(text="same", continues=False)]
-    assert b"same" in (await fetch(http, "chat", messages=[*ASK, said("same"), GO_ON]))[1]
+    assert b"same" in (await fetch(http, "chat", messages=[*ASK, assistant_message("same"), GO_ON]))[1]
 
 
 @pytest.mark.long
@@ -711,7 +717,7 @@ async def test_answer_cut_anywhere_can_be_finished(server: ModelServer, http: ai
     for offset in range(len(whole) + 1):
         server.script = [Reply(text=SHORT.text, cut_at=offset), SHORT]
         begun = text_of(await fetch_broken(http, "chat"))
-        more = [said(begun), GO_ON] if begun else []
+        more = [assistant_message(begun), GO_ON] if begun else []
         _, rest = await fetch(http, "chat", messages=[*ASK, *more])
         assert begun + text_of(rest) == "Héllo"
 

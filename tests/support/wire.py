@@ -341,8 +341,8 @@ _INCOMPLETE = {"length": "max_output_tokens"}
 class Item:
     """An output item as it begins and as it ends, and the pieces between."""
 
-    begun: Json
-    done: Json
+    added: Json
+    completed: Json
     pieces: list[str]
 
 
@@ -420,7 +420,7 @@ def _response(answer: Answer, status: str, output: list[Json]) -> Json:
 
 def _responses_plain(answer: Answer) -> Json:
     short = _stopped_short(answer)
-    made = _response(answer, "incomplete" if short else "completed", [item.done for item in _items(answer)])
+    made = _response(answer, "incomplete" if short else "completed", [item.completed for item in _items(answer)])
     if short:
         made["incomplete_details"] = {"reason": answer.finish(_INCOMPLETE)}
     if answer.usage is not None:
@@ -429,18 +429,18 @@ def _responses_plain(answer: Answer) -> Json:
 
 
 def _item_events(item: Item, index: int) -> Iterator[Event]:
-    yield Event({"output_index": index, "item": item.begun}, "response.output_item.added")
-    place: Json = {"item_id": item.done["id"], "output_index": index}
+    yield Event({"output_index": index, "item": item.added}, "response.output_item.added")
+    place: Json = {"item_id": item.completed["id"], "output_index": index}
     inner = {"reasoning": _summary_events, "message": _text_events, "function_call": _arguments_events}
     inner["custom_tool_call"] = _input_events
-    yield from inner[item.done["type"]](item, place)
-    yield Event({"output_index": index, "item": item.done}, "response.output_item.done")
+    yield from inner[item.completed["type"]](item, place)
+    yield Event({"output_index": index, "item": item.completed}, "response.output_item.done")
 
 
 def _summary_events(item: Item, place: Json) -> Iterator[Event]:
     if not item.pieces:
         return
-    where, part = {**place, "summary_index": 0}, item.done["summary"][0]
+    where, part = {**place, "summary_index": 0}, item.completed["summary"][0]
     yield Event({**where, "part": {**part, "text": ""}}, "response.reasoning_summary_part.added")
     for piece in item.pieces:
         yield Event({**where, "delta": piece}, "response.reasoning_summary_text.delta", piece=True)
@@ -449,7 +449,7 @@ def _summary_events(item: Item, place: Json) -> Iterator[Event]:
 
 
 def _text_events(item: Item, place: Json) -> Iterator[Event]:
-    where, part = {**place, "content_index": 0}, item.done["content"][0]
+    where, part = {**place, "content_index": 0}, item.completed["content"][0]
     yield Event({**where, "part": _text_part("")}, "response.content_part.added")
     for piece in item.pieces:
         yield Event({**where, "delta": piece, "logprobs": []}, "response.output_text.delta", piece=True)
@@ -460,14 +460,14 @@ def _text_events(item: Item, place: Json) -> Iterator[Event]:
 def _arguments_events(item: Item, place: Json) -> Iterator[Event]:
     for piece in item.pieces:
         yield Event({**place, "delta": piece}, "response.function_call_arguments.delta", piece=True)
-    named = {"name": item.done["name"], "arguments": item.done["arguments"]}
+    named = {"name": item.completed["name"], "arguments": item.completed["arguments"]}
     yield Event({**place, **named}, "response.function_call_arguments.done")
 
 
 def _input_events(item: Item, place: Json) -> Iterator[Event]:
     for piece in item.pieces:
         yield Event({**place, "delta": piece}, "response.custom_tool_call_input.delta", piece=True)
-    yield Event({**place, "input": item.done["input"]}, "response.custom_tool_call_input.done")
+    yield Event({**place, "input": item.completed["input"]}, "response.custom_tool_call_input.done")
 
 
 def _responses_events(answer: Answer) -> Iterator[Event]:

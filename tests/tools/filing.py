@@ -49,7 +49,7 @@ class RunResources:
         return False
 
 
-class Filing:
+class FileTools:
     """Calls of tools in a workspace."""
 
     def __init__(self, folder: Path, **options: Any) -> None:

@@ -13,7 +13,7 @@ from support.model_server import Reply
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def talked(site: Site, *texts: str) -> None:
+async def create_conversations(site: Site, *texts: str) -> None:
     """Conversations with one message each, the last one first in the list."""
     site.model.script = [Reply(text=f"Answer to {text}") for text in texts]
     for text in texts:
@@ -38,7 +38,7 @@ async def choose(page: Page, title: str, action: str) -> None:
 
 
 async def test_search_as_you_type(site: Site) -> None:
-    await talked(site, "Plant the red tulips", "Paint the garden fence")
+    await create_conversations(site, "Plant the red tulips", "Paint the garden fence")
     page = await site.open()
     await page.get_by_role("searchbox", name="Search").press_sequentially("tuli")
     await expect(page.locator(".match mark").first).to_have_text("tuli")
@@ -50,7 +50,7 @@ async def test_search_as_you_type(site: Site) -> None:
 
 
 async def test_pin_rename_archive_and_delete_with_undo(site: Site) -> None:
-    await talked(site, "Alpha", "Beta", "Gamma")
+    await create_conversations(site, "Alpha", "Beta", "Gamma")
     page = await site.open()
     await expect(page.locator(".entry a")).to_have_text(["Gamma", "Beta", "Alpha"])
     await choose(page, "Alpha", "Pin")
@@ -76,7 +76,7 @@ async def test_pin_rename_archive_and_delete_with_undo(site: Site) -> None:
 
 
 async def test_a_deletion_is_carried_out_when_its_message_goes(site: Site) -> None:
-    await talked(site, "Alpha", "Beta")
+    await create_conversations(site, "Alpha", "Beta")
     page = await site.open(context=await site.context(message_times=0.1))
     await choose(page, "Beta", "Delete")
     await has_sessions(site, 1)
@@ -84,7 +84,7 @@ async def test_a_deletion_is_carried_out_when_its_message_goes(site: Site) -> No
 
 async def forked(site: Site, text: str) -> str:
     """A conversation with three branches; the first of them."""
-    await talked(site, text)
+    await create_conversations(site, text)
     first: str = (await site.gateway.get("/api/sessions"))["data"][0]["id"]
     site.model.script = [Reply(text="Second answer"), Reply(text="Third answer")]
     for number in (2, 3):
@@ -95,7 +95,7 @@ async def forked(site: Site, text: str) -> str:
 
 async def test_a_forked_conversation_is_one_entry_that_is_archived_and_deleted_as_a_whole(site: Site) -> None:
     first = await forked(site, "Alpha")
-    await talked(site, "Beta")
+    await create_conversations(site, "Beta")
     page = await site.open(f"#/c/{first}")
     entries = page.locator(".entry a")
     await expect(entries).to_have_count(2)
@@ -124,7 +124,7 @@ async def test_a_forked_conversation_is_one_entry_that_is_archived_and_deleted_a
 
 @pytest.mark.parametrize("action", ["Archive", "Delete"])
 async def test_a_refused_action_is_shown_and_nothing_is_done(site: Site, action: str) -> None:
-    await talked(site, "Alpha", "Beta")
+    await create_conversations(site, "Alpha", "Beta")
     page = await site.open()
     await expect(page.locator(".entry a")).to_have_text(["Beta", "Alpha"])
     fault = {"error": {"message": "No room is left.", "type": "server_error", "code": None, "param": None}}
@@ -137,7 +137,7 @@ async def test_a_refused_action_is_shown_and_nothing_is_done(site: Site, action:
 
 
 async def test_a_deletion_is_carried_out_when_the_page_is_left(site: Site) -> None:
-    await talked(site, "Alpha", "Beta")
+    await create_conversations(site, "Alpha", "Beta")
     page = await site.open()
     await choose(page, "Beta", "Delete")
     await expect(page.locator(".toast", has_text="deleted")).to_be_visible()
@@ -158,7 +158,7 @@ async def test_more_conversations_than_a_page_of_the_api_are_listed(site: Site) 
 
 
 async def test_a_conversation_is_exported(site: Site) -> None:
-    await talked(site, "Alpha")
+    await create_conversations(site, "Alpha")
     page = await site.open()
     async with page.expect_download() as download:
         await choose(page, "Alpha", "Export")
@@ -167,7 +167,7 @@ async def test_a_conversation_is_exported(site: Site) -> None:
 
 
 async def test_keys_do_everything(site: Site) -> None:
-    await talked(site, "Alpha", "Beta")
+    await create_conversations(site, "Alpha", "Beta")
     site.model.script = [Reply(text="By key.")]
     page = await site.open()
     palette = page.get_by_role("combobox", name="Search for commands")

@@ -14,7 +14,7 @@ RUNS = "**/v1/runs"
 NOTES = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"remember the milk"}
 
 
-async def begun(site: Site) -> Page:
+async def start_conversation(site: Site) -> Page:
     """A conversation with one turn."""
     site.model.script = [Reply(text="Hello."), Reply(text="There it is.")]
     page = await site.open()
@@ -64,7 +64,7 @@ async def sent_once(page: Page, site: Site) -> None:
 
 
 async def test_a_message_that_the_server_did_not_get_is_sent_after_a_reload(site: Site) -> None:
-    page = await begun(site)
+    page = await start_conversation(site)
     await page.route(RUNS, lambda route: route.abort())
     await say(page, "Do not lose this")
     await expect(page.locator(".bubble", has_text="Do not lose this")).to_be_visible()
@@ -78,7 +78,7 @@ async def test_a_message_that_the_server_did_not_get_is_sent_after_a_reload(site
 
 @pytest.mark.parametrize("with_file", [False, True])
 async def test_a_message_that_the_server_got_unseen_is_shown_once(site: Site, with_file: bool) -> None:
-    page = await begun(site)
+    page = await start_conversation(site)
     if with_file:
         await attach(page)
     got = await lose_answer(page)
@@ -92,7 +92,7 @@ async def test_a_message_that_the_server_got_unseen_is_shown_once(site: Site, wi
 
 
 async def test_a_message_that_is_refused_after_a_reload_is_a_draft(site: Site) -> None:
-    page = await begun(site)
+    page = await start_conversation(site)
     fault = {
         "error": {"message": "Too many.", "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}
     }
@@ -134,7 +134,7 @@ async def test_a_first_message_is_a_draft_until_its_conversation_is_made(site: S
 
 
 async def test_what_was_written_meanwhile_is_kept_when_a_message_comes_back(site: Site) -> None:
-    page = await begun(site)
+    page = await start_conversation(site)
     box, refuse = page.get_by_role("textbox", name="Message"), asyncio.Event()
 
     async def hold(route: Route) -> None:
@@ -179,7 +179,7 @@ async def test_files_that_the_browser_does_not_keep_are_asked_for_again(site: Si
 
 
 async def test_a_conversation_that_cannot_be_loaded_is_tried_again(site: Site) -> None:
-    page = await begun(site)
+    page = await start_conversation(site)
     fault = {"error": {"message": "The disk is away.", "type": "server_error", "param": None, "code": "x"}}
     await page.route("**/messages?*", lambda route: route.fulfill(status=503, json=fault))
     await page.reload()

@@ -44,7 +44,7 @@ PLAIN = How()
 
 
 @dataclass
-class Told:
+class Answer:
     """What a client made of an answer: its text, the pieces it came in, its own functions that were called."""
 
     text: str = ""
@@ -75,7 +75,7 @@ class Refused(Exception):
         self.message = message
 
 
-class Talk:
+class Conversation:
     """A conversation of one client through one of its protocols; each question continues the one before."""
 
     # Whether the client can continue by the id of the last response.
@@ -90,7 +90,7 @@ class Talk:
     def __init__(self, url: str, key: str, api: str) -> None:
         self.url, self.key, self.api = url, key, api
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         """Put a question and follow it to its answer; what the client raises becomes `Refused`."""
         raise NotImplementedError
 

@@ -19,14 +19,14 @@ from agents import (
 )
 from agents.exceptions import AgentsException
 
-from clients.drivers import MODEL, PLAIN, How, Refused, Talk, Told, weather
+from clients.drivers import MODEL, PLAIN, Answer, Conversation, How, Refused, weather
 from clients.drivers.openai_sdk import refusal
 from clients.drivers.shapes import Person
 
 _MODELS = {"chat": OpenAIChatCompletionsModel, "responses": OpenAIResponsesModel}
 
 
-class AgentsTalk(Talk):
+class AgentsTalk(Conversation):
     """An agent with one function at most."""
 
     def __init__(self, url: str, key: str, api: str) -> None:
@@ -34,7 +34,7 @@ class AgentsTalk(Talk):
         self.history: list[Any] = []
         self.last: str | None = None
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         try:
             return asyncio.run(self._ask([{"role": "user", "content": prompt}], how))
         except openai.APIError as error:
@@ -46,7 +46,7 @@ class AgentsTalk(Talk):
         """What asks the server."""
         return _MODELS[self.api](MODEL, client)
 
-    async def _ask(self, question: list[Any], how: How) -> Told:
+    async def _ask(self, question: list[Any], how: How) -> Answer:
         given = question if how.chain else [*self.history, *question]
         settings = {
             "run_config": RunConfig(tracing_disabled=True),
@@ -72,7 +72,7 @@ class AgentsTalk(Talk):
         items = result.new_items
         texts = [ItemHelpers.text_message_output(item) for item in items if item.type == "message_output_item"]
         calls = [item.raw_item for item in items if item.type == "tool_call_item"]
-        told = Told(
+        told = Answer(
             calls=[(call.name, json.loads(call.arguments)) for call in calls if call.type == "function_call"],
             value=result.final_output.model_dump() if how.schema else None,
             tokens=result.context_wrapper.usage.total_tokens,

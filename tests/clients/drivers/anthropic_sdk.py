@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 from anthropic import beta_tool
 
-from clients.drivers import MODEL, OWN_TOOL, PLAIN, How, Refused, Talk, Told
+from clients.drivers import MODEL, OWN_TOOL, PLAIN, Answer, Conversation, How, Refused
 from clients.drivers.shapes import Person
 
 _TOOL = {"name": OWN_TOOL["name"], "description": OWN_TOOL["description"], "input_schema": OWN_TOOL["parameters"]}
@@ -21,7 +21,7 @@ def refusal(error: anthropic.APIError) -> Refused:
     return Refused(None if status == 200 else status, error.message)
 
 
-class AnthropicTalk(Talk):
+class AnthropicTalk(Conversation):
     """Messages through the blocking client (`messages`), the asynchronous one (`async`) or the tool runner (`runner`)."""
 
     chains = False
@@ -36,9 +36,9 @@ class AnthropicTalk(Talk):
         }
         self.history: list[Any] = []
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         self.history.append({"role": "user", "content": prompt})
-        told = Told()
+        told = Answer()
         try:
             if self.api == "runner" and how.tools:
                 self._run_tools(told, how)
@@ -61,7 +61,7 @@ class AnthropicTalk(Talk):
             request["tools"] = [_TOOL]
         return request
 
-    def _step(self, told: Told, how: How) -> bool:
+    def _step(self, told: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         request = self._request(how)
         if self.api == "async":
@@ -99,7 +99,7 @@ class AnthropicTalk(Talk):
                     return [text async for text in stream.text_stream], await stream.get_final_message()
             return [], await (client.messages.parse if how.schema else client.messages.create)(**request)
 
-    def _run_tools(self, told: Told, how: How) -> None:
+    def _run_tools(self, told: Answer, how: How) -> None:
         @beta_tool
         def weather(city: str) -> str:
             """The weather in a city."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from clients.drivers import MODEL, OWN_TOOL, PLAIN, How, Refused, Talk, Told
+from clients.drivers import MODEL, OWN_TOOL, PLAIN, Answer, Conversation, How, Refused
 
 _DATA = re.compile(rb"^data:\s*")
 _ERROR = re.compile(rb'^data:\s*{"error":')
@@ -35,7 +35,7 @@ PERSON_FORMAT = {
 }
 
 
-class GoOpenAITalk(Talk):
+class GoOpenAITalk(Conversation):
     """`CreateChatCompletion` and `CreateChatCompletionStream` with the transport of Go."""
 
     chains = False
@@ -44,7 +44,7 @@ class GoOpenAITalk(Talk):
         super().__init__(url, key, api)
         self.history: list[dict[str, Any]] = []
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         return self._send({"role": "user", "content": prompt}, how)
 
     def show(self, prompt: str, image: str, how: How = PLAIN) -> str:
@@ -52,9 +52,9 @@ class GoOpenAITalk(Talk):
         parts = [{"type": "text", "text": prompt}, {"type": "image_url", "image_url": {"url": image, "detail": "auto"}}]
         return self._send({"role": "user", "content": parts}, how).text
 
-    def _send(self, message: dict[str, Any], how: How = PLAIN) -> Told:
+    def _send(self, message: dict[str, Any], how: How = PLAIN) -> Answer:
         self.history.append(message)
-        told = Told()
+        told = Answer()
         while True:
             answer, usage = self._step(told, how)
             told.tokens += usage["total_tokens"]
@@ -67,7 +67,7 @@ class GoOpenAITalk(Talk):
                 told.value = json.loads(told.text) if how.schema else None
                 return told
 
-    def _step(self, told: Told, how: How) -> tuple[dict[str, Any], dict[str, int]]:
+    def _step(self, told: Answer, how: How) -> tuple[dict[str, Any], dict[str, int]]:
         begin = [{"role": "system", "content": how.system}] if how.system else []
         body: dict[str, Any] = {"model": MODEL, "messages": [*begin, *self.history], **how.options}
         if how.schema:

@@ -12,21 +12,21 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-from clients.drivers import MODEL, PLAIN, How, Talk, Told, weather
+from clients.drivers import MODEL, PLAIN, Answer, Conversation, How, weather
 from clients.drivers.openai_sdk import refusal
 from clients.drivers.shapes import Person
 
 
-class LangChainTalk(Talk):
+class LangChainTalk(Conversation):
     """`ChatOpenAI` in both of its protocols."""
 
     def __init__(self, url: str, key: str, api: str) -> None:
         super().__init__(url, key, api)
         self.history: list[Any] = []
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         self.history.append(HumanMessage(prompt))
-        told = Told()
+        told = Answer()
         try:
             while self._step(told, how):
                 pass
@@ -34,7 +34,7 @@ class LangChainTalk(Talk):
             raise refusal(error) from error
         return told
 
-    def _step(self, told: Told, how: How) -> bool:
+    def _step(self, told: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         model: Any = ChatOpenAI(
             model=MODEL,

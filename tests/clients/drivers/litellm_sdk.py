@@ -13,14 +13,14 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 import litellm
 import openai
 
-from clients.drivers import MODEL, OWN_TOOL, PLAIN, How, Refused, Talk, Told
+from clients.drivers import MODEL, OWN_TOOL, PLAIN, Answer, Conversation, How, Refused
 from clients.drivers.shapes import Person
 
 # Of a model that it does not know it would imitate the stream.
 litellm.register_model({f"openai/{MODEL}": {"litellm_provider": "openai", "supports_native_streaming": True}})
 
 
-class LiteLLMTalk(Talk):
+class LiteLLMTalk(Conversation):
     """`completion` and `responses` with the provider `openai`."""
 
     def __init__(self, url: str, key: str, api: str) -> None:
@@ -29,17 +29,17 @@ class LiteLLMTalk(Talk):
         self.history: list[Any] = []
         self.last = ""
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         self.history.append({"role": "user", "content": prompt})
         step = self._chat if self.api == "chat" else self._responses
-        told = Told()
+        told = Answer()
         with _refusing():
             while step(told, how):
                 pass
         told.value = Person.model_validate_json(told.text).model_dump() if how.schema else None
         return told
 
-    def _chat(self, told: Told, how: How) -> bool:
+    def _chat(self, told: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         system = [{"role": "system", "content": how.system}] if how.system else []
         request = {**self.place, "messages": [*system, *self.history], "stream": how.stream, **how.options}
@@ -64,7 +64,7 @@ class LiteLLMTalk(Talk):
             self.history.append({"role": "tool", "tool_call_id": call.id, "content": output})
         return bool(message.tool_calls)
 
-    def _responses(self, told: Told, how: How) -> bool:
+    def _responses(self, told: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         request = {**self.place, "input": self.history, "stream": how.stream, **how.options}
         if how.system:

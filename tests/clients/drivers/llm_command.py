@@ -12,7 +12,7 @@ from typing import Any
 from click.testing import CliRunner
 from llm.cli import cli
 
-from clients.drivers import MODEL, PLAIN, How, Refused, Talk, Told
+from clients.drivers import MODEL, PLAIN, Answer, Conversation, How, Refused
 from clients.drivers.shapes import Person
 from clients.scenes import WEATHER
 
@@ -32,7 +32,7 @@ def _folder(url: str) -> TemporaryDirectory[str]:
     return folder
 
 
-class LLMTalk(Talk):
+class LLMTalk(Conversation):
     """A model of `extra-openai-models.yaml`, asked at the command line."""
 
     chains = False
@@ -44,12 +44,12 @@ class LLMTalk(Talk):
     def __init__(self, url: str, key: str, api: str) -> None:
         super().__init__(url, key, api)
         self.environment = {"LLM_USER_PATH": _folder(url).name}
-        self.begun = False
+        self.has_turns = False
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         words = ["prompt", prompt, "-m", self.api, "--key", self.key, "--usage"]
         words += ["-s", how.system] if how.system else []
-        words += ["-c"] if self.begun else []
+        words += ["-c"] if self.has_turns else []
         words += [] if how.stream else ["--no-stream"]
         words += ["--functions", _FUNCTION, "--td"] if how.tools else []
         words += ["--schema", json.dumps(Person.model_json_schema())] if how.schema else []
@@ -58,12 +58,12 @@ class LLMTalk(Talk):
         if done.exit_code:
             status = re.search(r"Error code: (\d{3})", done.stderr)
             raise Refused(int(status[1]) if status else None, done.stderr)
-        self.begun = True
+        self.has_turns = True
         text = done.stdout.removesuffix("\n")
         # It tells of the last request, as `Token usage: 10 input, 5 output`.
         usage = re.search(r"Token usage: (\d+) input, (\d+) output", done.stderr)
         tokens = int(usage[1]) + int(usage[2]) if usage else 0
-        return Told(text, 1, _calls(done.stderr), json.loads(text) if how.schema else None, tokens)
+        return Answer(text, 1, _calls(done.stderr), json.loads(text) if how.schema else None, tokens)
 
 
 def _calls(told: str) -> list[tuple[str, dict[str, Any]]]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import ollama
 
-from clients.drivers import MODEL, OWN_TOOL, PLAIN, How, Refused, Talk, Told
+from clients.drivers import MODEL, OWN_TOOL, PLAIN, Answer, Conversation, How, Refused
 from clients.drivers.shapes import Person
 
 
-class OllamaTalk(Talk):
+class OllamaTalk(Conversation):
     """Chats through the blocking client (`chat`) or the asynchronous one (`async`)."""
 
     chains = False
@@ -26,9 +26,9 @@ class OllamaTalk(Talk):
         }
         self.history: list[Any] = []
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         self.history.append({"role": "user", "content": prompt})
-        told = Told()
+        told = Answer()
         try:
             while self._step(told, how):
                 pass
@@ -36,7 +36,7 @@ class OllamaTalk(Talk):
             raise Refused(error.status_code if error.status_code > 0 else None, error.error) from error
         return told
 
-    def _step(self, told: Told, how: How) -> bool:
+    def _step(self, told: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         system = [{"role": "system", "content": how.system}] if how.system else []
         request = {"model": MODEL, "messages": [*system, *self.history], "options": how.options, "stream": how.stream}

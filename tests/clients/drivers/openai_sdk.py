@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 
-from clients.drivers import MODEL, OWN_TOOL, PLAIN, How, Refused, Talk, Told
+from clients.drivers import MODEL, OWN_TOOL, PLAIN, Answer, Conversation, How, Refused
 from clients.drivers.shapes import Person
 
 
@@ -20,7 +20,7 @@ def refusal(error: openai.APIError) -> Refused:
     return Refused(getattr(error, "status_code", None), error.message)
 
 
-class OpenAITalk(Talk):
+class OpenAITalk(Conversation):
     """Chat completions and responses, with the helpers `parse` and `stream`."""
 
     def __init__(self, url: str, key: str, api: str) -> None:
@@ -32,10 +32,10 @@ class OpenAITalk(Talk):
     def close(self) -> None:
         self.client.close()
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         self.history.append({"role": "user", "content": prompt})
         step = self._chat if self.api == "chat" else self._responses
-        told = Told()
+        told = Answer()
         try:
             while step(told, how):
                 pass
@@ -43,7 +43,7 @@ class OpenAITalk(Talk):
             raise refusal(error) from error
         return told
 
-    def _chat(self, told: Told, how: How) -> bool:
+    def _chat(self, told: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         system = [{"role": "system", "content": how.system}] if how.system else []
         request = {"model": MODEL, "messages": [*system, *self.history], **how.options}
@@ -71,7 +71,7 @@ class OpenAITalk(Talk):
             self.history.append({"role": "tool", "tool_call_id": call.id, "content": output})
         return bool(calls)
 
-    def _responses(self, told: Told, how: How) -> bool:
+    def _responses(self, told: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         request = {"model": MODEL, "input": self.history, "instructions": how.system or None, **how.options}
         if how.chain and self.last:

@@ -32,7 +32,7 @@ def model(hermes: Hermes) -> Iterator[Any]:
     hermes.model.handler = before
 
 
-def said(hermes: Hermes) -> list[tuple[str, str]]:
+def last_messages(hermes: Hermes) -> list[tuple[str, str]]:
     """What the model was asked with last, without the system's part."""
     return [(turn.role, turn.text) for turn in hermes.model.requests[-1].turns if turn.role != "system"]
 
@@ -49,7 +49,7 @@ def test_chat_continues(hermes: Hermes, connected: OpenWebUI) -> None:
     chat = connected.begin("say hello")
     assert chat.messages[-1]["content"] == TEXT
     assert chat.ask("count")["content"] == "2 questions so far."
-    assert said(hermes) == [("user", "say hello"), ("assistant", TEXT), ("user", "count")]
+    assert last_messages(hermes) == [("user", "say hello"), ("assistant", TEXT), ("user", "count")]
 
 
 def test_title_tags_and_follow_up_tasks(model: Any, connected: OpenWebUI) -> None:
@@ -137,7 +137,7 @@ def test_continue_response(hermes: Hermes, model: Any, webui: OpenWebUI) -> None
     assert chat.messages[-1]["content"] == story
     chat.go_on()
     assert chat.messages[-1]["content"] == story + end
-    assert ("assistant", story) in said(hermes)
+    assert ("assistant", story) in last_messages(hermes)
 
 
 def test_continue_response_is_unsupported_over_responses(hermes: Hermes, model: Any, webui: OpenWebUI) -> None:
