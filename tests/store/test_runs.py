@@ -309,13 +309,13 @@ def replaced(turn: Turn) -> tuple[list[Row], list[Row]]:
     answer = turn.row("assistant", "Noon.", timestamp=13.5, token_count=2, reasoning="so", finish_reason="stop")
     turn.append(rows=[asked, result, answer])
     summary = Row("s", "user", "[What was said before]")
-    file_store = [
+    kept_rows = [
         Row("s", "assistant", "Let me look.", tool_calls=[call("c")], opaque={"chat_completions": {"id": 1}}),
         Row("s", "tool", "noon", tool_call_id="c", tool_name="clock"),
         Row("s", "assistant", "Noon."),
     ]
     turn.append(
-        turn.event("context.compacted", 1, method="summary"), rows=[summary, *file_store], replaces=[None, 1, 2, 3]
+        turn.event("context.compacted", 1, method="summary"), rows=[summary, *kept_rows], replaces=[None, 1, 2, 3]
     )
     return [asked, result, answer], turn.store.runs.rows(turn.run_id)
 
@@ -325,9 +325,9 @@ def test_compacted_rows_are_archived_not_lost(turn: Turn) -> None:
     sessions = turn.store.sessions
     seen = [message["content"] for message in sessions.get_messages_as_conversation("s")]
     assert seen == ["[What was said before]", "Let me look.", "noon", "Noon."]
-    first, *file_store = sessions.get_messages("s")
+    first, *rest = sessions.get_messages("s")
     assert (first["active"], first["compacted"]) == (False, True)
-    assert [row["content"] for row in file_store] == ["Let me look.", "noon", "Noon."]
+    assert [row["content"] for row in rest] == ["Let me look.", "noon", "Noon."]
     assert sessions.get_session("s")["message_count"] == 4
     assert len(sessions.get_messages("s", include_inactive=True)) == 5
 
@@ -335,8 +335,8 @@ def test_compacted_rows_are_archived_not_lost(turn: Turn) -> None:
 def test_compaction_keeps_retained_rows_unchanged(turn: Turn) -> None:
     old, copies = replaced(turn)
     assert [row.id for row in copies] == [row.id for row in old]
-    file_store = ("content", "run_id", "timestamp", "token_count", "reasoning", "finish_reason", "opaque", "tool_calls")
-    for name in (*file_store, "tool_call_id", "tool_name", "role", "synthetic"):
+    columns = ("content", "run_id", "timestamp", "token_count", "reasoning", "finish_reason", "opaque", "tool_calls")
+    for name in (*columns, "tool_call_id", "tool_name", "role", "synthetic"):
         assert [getattr(row, name) for row in copies] == [getattr(row, name) for row in old], name
     assert all(row.active and not row.compacted for row in copies)
 
@@ -594,8 +594,8 @@ def test_partial_text_is_updated_in_place(turn: Turn) -> None:
         turn.seq += 1
         cuts.add(turn.seq, 1, BEGUN_AT + turn.seq)
         turn.store.runs.put_partials(turn.run_id, None, [Partial("m", "text", 1, text, cuts.pack(), turn.seq)])
-    [file_store] = turn.store.runs.partials(turn.run_id)
-    assert (file_store.text, file_store.last_seq) == ("abc", turn.seq)
+    [partial] = turn.store.runs.partials(turn.run_id)
+    assert (partial.text, partial.last_seq) == ("abc", turn.seq)
     assert [event.data["text"] for event in turn.store.runs.read(turn.run_id, 1, 100)] == ["a", "b", "c"]
 
 
