@@ -32,10 +32,10 @@ _EXPECTED = ("Failed to load resource", "net::ERR_")
 
 def executable() -> str:
     """The machine's own browser; none is ever downloaded."""
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
+    program = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if program is None:
         raise FileNotFoundError("There is no Chromium here. On Debian and Ubuntu: apt-get install chromium")
-    return found
+    return program
 
 
 @asynccontextmanager

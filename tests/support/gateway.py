@@ -39,8 +39,8 @@ class Gateway:
         """`within` is a command that starts the server, whose own it is given; `environ` is added to the environment."""
         self.folder, self.url, self._within, self._environ = folder, "", within, dict(environ or {})
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        told = {"auxiliary": {"title_generation": {"enabled": False}}, "cron": {"enabled": False}, **settings}
-        (folder / "config.yaml").write_text(yaml.safe_dump(told))
+        config = {"auxiliary": {"title_generation": {"enabled": False}}, "cron": {"enabled": False}, **settings}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
         self.process: asyncio.subprocess.Process
         self.client: aiohttp.ClientSession
 
@@ -48,17 +48,17 @@ class Gateway:
         """Start it, or start it again once everybody has noticed that it is gone; it listens afterwards."""
         command = (*self._within, sys.executable, "-m", "hermes", "gateway", "run", "--port", str(self.port))
         env = {**os.environ, "HERMES_HOME": str(self.folder), **self._environ}
-        with (self.folder / "stderr.txt").open("ab") as said, patch.object(subprocess, "Popen", HermesProcess):
+        with (self.folder / "stderr.txt").open("ab") as file, patch.object(subprocess, "Popen", HermesProcess):
             self.process = await asyncio.create_subprocess_exec(
-                *command, stdout=asyncio.subprocess.PIPE, stderr=said, env=env
+                *command, stdout=asyncio.subprocess.PIPE, stderr=file, env=env
             )
         assert self.process.stdout is not None
         line = (await asyncio.wait_for(self.process.stdout.readline(), _START_S)).decode()
-        found = re.search(r"listening on (http://\S+)", line)
-        assert found, self.stderr_text
+        match = re.search(r"listening on (http://\S+)", line)
+        assert match, self.stderr_text
         if self.url:
             await self.client.close()
-        self.url = found[1]
+        self.url = match[1]
         self.client = aiohttp.ClientSession(
             self.url, connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(None)
         )
@@ -82,16 +82,16 @@ class Gateway:
         """The answer to a request that has this status."""
         async with self.client.get(path) as response:
             assert response.status == status, f"GET {path}: {response.status} {await response.text()}"
-            found: Json = await response.json()
-            return found
+            body: Json = await response.json()
+            return body
 
     async def post(self, path: str, body: Json, status: int = 200, **headers: str) -> Json:
         """The same with a body."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self.client.post(path, json=body, headers=named) as response:
             assert response.status == status, f"POST {path}: {response.status} {await response.text()}"
-            found: Json = await response.json()
-            return found
+            payload: Json = await response.json()
+            return payload
 
 
 @asynccontextmanager

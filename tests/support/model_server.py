@@ -228,8 +228,8 @@ class ModelServer:
     async def _next_reply(self, record: Request) -> Reply:
         if self.handler is not None:
             try:
-                made = self.handler(record)
-                return await made if inspect.isawaitable(made) else made
+                reply = self.handler(record)
+                return await reply if inspect.isawaitable(reply) else reply
             except Exception as error:
                 return Reply(status=500, error=f"the test's handler failed: {error!r}")
         if not self._script:
@@ -244,18 +244,18 @@ async def _parsed(raw: web.Request) -> Json:
         body = None
     if isinstance(body, dict):
         return body
-    told = error_body(PATHS[raw.path], 400, "The body is not a JSON object.")
-    raise web.HTTPBadRequest(text=dump(told), content_type="application/json")
+    error = error_body(PATHS[raw.path], 400, "The body is not a JSON object.")
+    raise web.HTTPBadRequest(text=dump(error), content_type="application/json")
 
 
 def _delivery(record: Request, reply: Reply) -> Delivery:
     protocol, body, key = record.protocol, record.body, record.key
     failed = failure(protocol, reply, body, key)
     if failed is not None:
-        status, told = failed
+        status, error = failed
         if reply.raw is not None and status == reply.status:
             return Delivery(status, "text/html", [(0.0, raw_bytes(reply.raw))])
-        return Delivery(status, "application/json", [(0.0, dump(told).encode())])
+        return Delivery(status, "application/json", [(0.0, dump(error).encode())])
     if not record.stream or reply.as_json:
         return Delivery(200, "application/json", [(0.0, plain_bytes(protocol, reply, body, key))])
     return Delivery(200, "text/event-stream", _timed(stream_parts(protocol, reply, body, key), reply))
@@ -266,10 +266,10 @@ def _timed(parts: list[tuple[bool, bytes]], reply: Reply) -> list[tuple[float, b
     if reply.packets and not reply.gap_s:
         # Packets know nothing of events.
         return [(0.0, b"".join(data for _, data in parts))]
-    timed, begun = [], False
+    timed, has_started = [], False
     for piece, data in parts:
-        timed.append((reply.gap_s if piece and begun else 0.0, data))
-        begun = begun or piece
+        timed.append((reply.gap_s if piece and has_started else 0.0, data))
+        has_started = has_started or piece
     return timed
 
 

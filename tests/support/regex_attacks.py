@@ -17,11 +17,11 @@ _ENDS = ("", "\x01\n")
 def attacks(pattern: re.Pattern[str]) -> list[tuple[str, str, str]]:
     """Beginnings, what is to be repeated after them, and ends."""
     tree = parser.parse(pattern.pattern, pattern.flags)
-    found: dict[tuple[str, str, str], None] = {}
+    attempts: dict[tuple[str, str, str], None] = {}
     for begin, repeated in _pumps(tree, ("",)):
         for end in _ENDS:
-            found[begin, repeated, end] = None
-    return list(found)
+            attempts[begin, repeated, end] = None
+    return list(attempts)
 
 
 def _pumps(nodes: Any, before: tuple[str, ...]) -> Iterator[tuple[str, str]]:

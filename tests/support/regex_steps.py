@@ -125,8 +125,8 @@ class Matcher:
                 end = self._run(one, at, most)
                 while end - at >= least:
                     self.steps += 1
-                    if (found := then(end)) is not None:
-                        return found
+                    if (match_end := then(end)) is not None:
+                        return match_end
                     end -= 1
                 return None
 
@@ -138,8 +138,8 @@ class Matcher:
             if most is ops.MAXREPEAT or count < most:
                 held = dict(self._groups)
                 more = lambda end: None if end == at and count >= least else again(end, then, count + 1)  # noqa: E731
-                if (found := inner(at, more)) is not None:
-                    return found
+                if (end := inner(at, more)) is not None:
+                    return end
                 self._groups = held
             return then(at) if count >= least else None
 
@@ -159,8 +159,8 @@ class Matcher:
         def again(at: int, then: Next, count: int = 0) -> int | None:
             while True:
                 self.steps += 1
-                if count >= least and (found := then(at)) is not None:
-                    return found
+                if count >= least and (result := then(at)) is not None:
+                    return result
                 if most is not ops.MAXREPEAT and count >= most:
                     return None
                 if not single:
@@ -189,8 +189,8 @@ class Matcher:
             held = dict(self._groups)
             for branch in branches:
                 self.steps += 1
-                if (found := branch(at, then)) is not None:
-                    return found
+                if (result := branch(at, then)) is not None:
+                    return result
                 self._groups = dict(held)
             return None
 
@@ -206,11 +206,11 @@ class Matcher:
             def close(end: int) -> int | None:
                 held = self._groups.get(number)
                 self._groups[number] = at, end
-                if (found := then(end)) is None and held is not None:
+                if (result := then(end)) is None and held is not None:
                     self._groups[number] = held
-                elif found is None:
+                elif result is None:
                     self._groups.pop(number, None)
-                return found
+                return result
 
             return inner(at, close)
 

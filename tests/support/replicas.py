@@ -63,7 +63,7 @@ async def two_replicas(folder: Path, handler: Handler, **settings: Any) -> Async
         contextlib.AsyncExitStack() as clients,
     ):
         nats = stack.enter_context(nats_server(folder.with_name("nats")))
-        told = {
+        config = {
             "model": {"default": "m", "base_url": f"{model.url}/v1", "api_key": "key-12345678"},
             "terminal": {"backend": "local"},
             "command_allowlist": ["> *"],
@@ -71,7 +71,7 @@ async def two_replicas(folder: Path, handler: Handler, **settings: Any) -> Async
             **settings,
             "bus": {"url": nats.url, **settings.get("bus", {})},
         }
-        gateways = [Gateway(folder, **told) for _ in range(2)]
+        gateways = [Gateway(folder, **config) for _ in range(2)]
         for gateway in gateways:
             await gateway.start()
             stack.push_async_callback(_close, gateway)

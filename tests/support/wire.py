@@ -137,10 +137,10 @@ class Answer:
     usage: dict[str, int] | None
     body: Json
 
-    def finish(self, words: Mapping[str, str]) -> str:
+    def finish(self, message: Mapping[str, str]) -> str:
         derived = "tool_calls" if self.calls else "stop"
         wanted = self.reply.finish or derived
-        return words.get(wanted, wanted)
+        return message.get(wanted, wanted)
 
 
 def dump(value: object) -> str:
@@ -163,8 +163,8 @@ def turns(protocol: Protocol, body: Json) -> list[Turn]:
         instructions = body.get("instructions")
     else:
         items, instructions = body.get("messages") or [], body.get("system")
-    found = [turn for item in items if (turn := _turn(item)) is not None]
-    return [Turn("system", _text_of(instructions)), *found] if instructions else found
+    turns = [turn for item in items if (turn := _turn(item)) is not None]
+    return [Turn("system", _text_of(instructions)), *turns] if instructions else turns
 
 
 def _turn(item: Json) -> Turn | None:
@@ -208,11 +208,11 @@ def already_said(text: str, asked: list[Turn]) -> str:
     return best
 
 
-def _rest(parts: list[str], said: int) -> list[str]:
+def _rest(parts: list[str], skip: int) -> list[str]:
     left = []
     for part in parts:
-        left.append(part[said:])
-        said = max(0, said - len(part))
+        left.append(part[skip:])
+        skip = max(0, skip - len(part))
     return [part for part in left if part]
 
 
@@ -220,9 +220,9 @@ def settle(protocol: Protocol, reply: Reply, body: Json) -> Answer:
     """What this reply says to this request; the same for the same two, however it is delivered."""
     text, reasoning = pieces(reply.text), pieces(reply.reasoning)
     encrypted = reply.encrypted if "reasoning.encrypted_content" in (body.get("include") or []) else None
-    if reply.continues and (said := already_said("".join(text), turns(protocol, body))):
+    if reply.continues and (repeated := already_said("".join(text), turns(protocol, body))):
         # Who goes on has thought already.
-        text, reasoning, encrypted = _rest(text, len(said)), [], None
+        text, reasoning, encrypted = _rest(text, len(repeated)), [], None
     calls = [[call.name, call.fragments] for call in reply.tool_calls]
     seed = blake2s(dump([protocol, body, reply.text, reply.reasoning, calls]).encode(), digest_size=10).hexdigest()
     return Answer(
@@ -260,12 +260,12 @@ def _chat_usage(usage: dict[str, int]) -> Json:
 
 
 def _chat_call(answer: Answer, call: Said, arguments: str) -> Json:
-    made: Json = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+    payload: Json = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
     if not answer.reply.missing_id:
-        made["id"] = call.id
+        payload["id"] = call.id
     if call.extra_content is not None:
-        made["extra_content"] = call.extra_content
-    return made
+        payload["extra_content"] = call.extra_content
+    return payload
 
 
 def _chat_call_deltas(answer: Answer) -> Iterator[Json]:
@@ -320,7 +320,7 @@ def _chat_plain(answer: Answer) -> Json:
         message[answer.reply.reasoning_field] = "".join(answer.reasoning)
     if answer.calls:
         message["tool_calls"] = [_chat_call(answer, call, call.arguments) for call in answer.calls]
-    made: Json = {
+    payload: Json = {
         "id": f"chatcmpl-{answer.seed}",
         "object": "chat.completion",
         "created": CREATED,
@@ -328,8 +328,8 @@ def _chat_plain(answer: Answer) -> Json:
         "choices": [{"index": 0, "message": message, "finish_reason": answer.finish({}), **_chat_stop(answer)}],
     }
     if answer.usage is not None:
-        made["usage"] = _chat_usage(answer.usage)
-    return made
+        payload["usage"] = _chat_usage(answer.usage)
+    return payload
 
 
 # --- Responses ---------------------------------------------------------------------------------------------------
@@ -371,15 +371,15 @@ def _reasoning_item(answer: Answer) -> Item:
 def _message_item(answer: Answer, status: str) -> Item:
     base: Json = {"id": f"msg_{answer.seed}", "type": "message", "role": "assistant"}
     part = _text_part("".join(answer.text))
-    begun = {**base, "status": "in_progress", "content": []}
-    return Item(begun, {**base, "status": status, "content": [part]}, answer.text)
+    added = {**base, "status": "in_progress", "content": []}
+    return Item(added, {**base, "status": status, "content": [part]}, answer.text)
 
 
 def _call_item(answer: Answer, index: int, call: Said) -> Item:
     prefix, kind, given = ("ctc", "custom_tool_call", "input") if call.custom else ("fc", "function_call", "arguments")
     base: Json = {"id": f"{prefix}_{answer.seed}{index:02d}", "type": kind, "call_id": call.id, "name": call.name}
-    begun = {**base, "status": "in_progress", given: ""}
-    return Item(begun, {**base, "status": "completed", given: call.arguments}, call.fragments)
+    added = {**base, "status": "in_progress", given: ""}
+    return Item(added, {**base, "status": "completed", given: call.arguments}, call.fragments)
 
 
 def _text_part(text: str) -> Json:
@@ -391,13 +391,13 @@ def _stopped_short(answer: Answer) -> bool:
 
 
 def _items(answer: Answer) -> list[Item]:
-    made = []
+    items = []
     if answer.reasoning or answer.encrypted:
-        made.append(_reasoning_item(answer))
+        items.append(_reasoning_item(answer))
     if answer.text:
-        made.append(_message_item(answer, "incomplete" if _stopped_short(answer) else "completed"))
-    made += [_call_item(answer, index, call) for index, call in enumerate(answer.calls)]
-    return made
+        items.append(_message_item(answer, "incomplete" if _stopped_short(answer) else "completed"))
+    items += [_call_item(answer, index, call) for index, call in enumerate(answer.calls)]
+    return items
 
 
 def _response(answer: Answer, status: str, output: list[Json]) -> Json:
@@ -420,12 +420,12 @@ def _response(answer: Answer, status: str, output: list[Json]) -> Json:
 
 def _responses_plain(answer: Answer) -> Json:
     short = _stopped_short(answer)
-    made = _response(answer, "incomplete" if short else "completed", [item.completed for item in _items(answer)])
+    response = _response(answer, "incomplete" if short else "completed", [item.completed for item in _items(answer)])
     if short:
-        made["incomplete_details"] = {"reason": answer.finish(_INCOMPLETE)}
+        response["incomplete_details"] = {"reason": answer.finish(_INCOMPLETE)}
     if answer.usage is not None:
-        made["usage"] = _responses_usage(answer.usage)
-    return made
+        response["usage"] = _responses_usage(answer.usage)
+    return response
 
 
 def _item_events(item: Item, index: int) -> Iterator[Event]:
@@ -471,9 +471,9 @@ def _input_events(item: Item, place: Json) -> Iterator[Event]:
 
 
 def _responses_events(answer: Answer) -> Iterator[Event]:
-    begun = _response(answer, "in_progress", [])
-    yield Event({"response": begun}, "response.created")
-    yield Event({"response": begun}, "response.in_progress")
+    response = _response(answer, "in_progress", [])
+    yield Event({"response": response}, "response.created")
+    yield Event({"response": response}, "response.in_progress")
     for index, item in enumerate(_items(answer)):
         yield from _item_events(item, index)
     final = _responses_plain(answer)
@@ -492,19 +492,19 @@ _STOP_REASONS = {
 
 def _anthropic_usage(usage: dict[str, int]) -> Json:
     cached, written = usage.get("cached", 0), usage.get("cache_write", 0)
-    made: Json = {
+    payload: Json = {
         "input_tokens": usage["input"] - cached - written,
         "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": written,
         "output_tokens": usage["output"],
     }
     if "reasoning" in usage:
-        made["output_tokens_details"] = {"thinking_tokens": usage["reasoning"]}
-    return made
+        payload["output_tokens_details"] = {"thinking_tokens": usage["reasoning"]}
+    return payload
 
 
 def _anthropic_message(answer: Answer, content: list[Json], stop: str | None, usage: Json | None) -> Json:
-    made: Json = {
+    payload: Json = {
         "id": f"msg_{answer.seed}",
         "type": "message",
         "role": "assistant",
@@ -513,7 +513,7 @@ def _anthropic_message(answer: Answer, content: list[Json], stop: str | None, us
         "stop_reason": stop,
         "stop_sequence": answer.reply.stop_sequence if stop else None,
     }
-    return made if usage is None else {**made, "usage": usage}
+    return payload if usage is None else {**payload, "usage": usage}
 
 
 def _tool_input(arguments: str) -> object:
@@ -555,8 +555,8 @@ def _anthropic_blocks(answer: Answer) -> Iterator[tuple[Json, list[Json]]]:
 def _anthropic_events(answer: Answer) -> Iterator[Event]:
     usage = None if answer.usage is None else _anthropic_usage(answer.usage)
     # At the start the output is not yet counted; the sums stand in the message's last delta.
-    begun = None if usage is None else {**usage, "output_tokens": 1}
-    yield Event({"message": _anthropic_message(answer, [], None, begun)}, "message_start")
+    first_usage = None if usage is None else {**usage, "output_tokens": 1}
+    yield Event({"message": _anthropic_message(answer, [], None, first_usage)}, "message_start")
     yield Event({}, "ping")
     for index, (block, deltas) in enumerate(_anthropic_blocks(answer)):
         yield Event({"index": index, "content_block": block}, "content_block_start")
@@ -650,17 +650,17 @@ def _event_error(protocol: Protocol, answer: Answer, key: str) -> Json:
 
 
 def _failed_response(answer: Answer, error: Json) -> Json:
-    made = _response(answer, "failed", [])
-    return {**made, "error": {"code": error["code"] or "server_error", "message": error["message"]}}
+    response = _response(answer, "failed", [])
+    return {**response, "error": {"code": error["code"] or "server_error", "message": error["message"]}}
 
 
 def _error_events(protocol: Protocol, answer: Answer, key: str) -> list[Event]:
-    told = _event_error(protocol, answer, key)
+    error_body = _event_error(protocol, answer, key)
     if protocol == "anthropic":
-        return [Event(told, "error")]
+        return [Event(error_body, "error")]
     if protocol == "chat":
-        return [Event(told)]
-    error = told["error"]
+        return [Event(error_body)]
+    error = error_body["error"]
     shown = {"code": error["code"] or "server_error", "message": error["message"], "param": error["param"]}
     return [Event(shown, "error"), Event({"response": _failed_response(answer, error)}, "response.failed")]
 
@@ -682,12 +682,12 @@ _PLAIN: dict[Protocol, Callable[[Answer], Json]] = {
 def stream_events(protocol: Protocol, reply: Reply, body: Json, key: str = "") -> list[Event]:
     """The events of a streamed answer, in order."""
     answer = settle(protocol, reply, body)
-    made = list(_STREAMS[protocol](answer))
+    events = list(_STREAMS[protocol](answer))
     if reply.error_event is None:
-        return made
+        return events
     # The stream breaks off in the open, right after its last piece.
-    last = max((index for index, event in enumerate(made) if event.piece), default=0)
-    return [*made[: last + 1], *_error_events(protocol, answer, key)]
+    last = max((index for index, event in enumerate(events) if event.piece), default=0)
+    return [*events[: last + 1], *_error_events(protocol, answer, key)]
 
 
 def encode(protocol: Protocol, event: Event, number: int, reply: Reply) -> bytes:
@@ -709,8 +709,8 @@ def stream_parts(protocol: Protocol, reply: Reply, body: Json, key: str = "") ->
     """The streamed body event by event, each with whether it is a piece."""
     if reply.raw is not None:
         return [(False, raw_bytes(reply.raw))]
-    made = enumerate(stream_events(protocol, reply, body, key))
-    return [(event.piece, encode(protocol, event, number, reply)) for number, event in made]
+    events = enumerate(stream_events(protocol, reply, body, key))
+    return [(event.piece, encode(protocol, event, number, reply)) for number, event in events]
 
 
 def raw_bytes(raw: bytes | str) -> bytes:
@@ -733,9 +733,9 @@ def plain_bytes(protocol: Protocol, reply: Reply, request_json: Json, key: str =
         return raw_bytes(reply.raw)
     answer = settle(protocol, reply, request_json)
     if reply.error_event is None:
-        made = _PLAIN[protocol](answer)
+        payload = _PLAIN[protocol](answer)
     else:
-        told = _event_error(protocol, answer, key)
-        made = _failed_response(answer, told["error"]) if protocol == "responses" else told
-    data = dump(made).encode()
+        error_body = _event_error(protocol, answer, key)
+        payload = _failed_response(answer, error_body["error"]) if protocol == "responses" else error_body
+    data = dump(payload).encode()
     return data if reply.malformed_at is None else data[: len(data) // 2]
