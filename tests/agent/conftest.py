@@ -22,28 +22,28 @@ MakeHarness = Callable[..., Harness]
 
 @pytest.fixture
 async def server() -> AsyncIterator[ModelServer]:
-    async with ModelServer() as made:
-        yield made
+    async with ModelServer() as model:
+        yield model
 
 
 @pytest.fixture
 async def other() -> AsyncIterator[ModelServer]:
     """A second provider, to fall back to."""
-    async with ModelServer() as made:
-        yield made
+    async with ModelServer() as model:
+        yield model
 
 
 @pytest.fixture
 async def make_harness(home_folder: Path) -> AsyncIterator[MakeHarness]:
     """Creates harnesses with the given settings; they are closed after the test."""
-    made: list[Harness] = []
+    harnesses: list[Harness] = []
 
     def make(settings: dict[str, Any] | None = None) -> Harness:
-        made.append(Harness(Home(home_folder), settings or {}))
-        return made[-1]
+        harnesses.append(Harness(Home(home_folder), settings or {}))
+        return harnesses[-1]
 
     yield make
-    for harness in made:
+    for harness in harnesses:
         await harness.close()
     assert product_tasks() == []
 
@@ -51,9 +51,9 @@ async def make_harness(home_folder: Path) -> AsyncIterator[MakeHarness]:
 @pytest.fixture
 def database() -> Iterator[SessionDB]:
     """The database of the home."""
-    made = SessionDB()
-    yield made
-    made.close()
+    db = SessionDB()
+    yield db
+    db.close()
 
 
 @pytest.fixture

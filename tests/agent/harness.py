@@ -59,9 +59,9 @@ class CompletedRun:
         return [event for event in self.events if event["type"] in types]
 
     def event(self, kind: str) -> Json:
-        found = self.events_of(kind)
-        assert len(found) == 1, f"{len(found)} events {kind} in {self.types}"
-        return found[0]
+        events = self.events_of(kind)
+        assert len(events) == 1, f"{len(events)} events {kind} in {self.types}"
+        return events[0]
 
     def text(self, kind: str = "text.delta") -> str:
         """All messages' text in one, each rebuilt from its deltas."""

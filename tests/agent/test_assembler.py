@@ -366,9 +366,9 @@ FRAGMENTS: list[tuple[str, list[ToolDelta], list[tuple[str, str, str]]]] = [
 
 @pytest.mark.parametrize(("fragments", "expected"), [(f, e) for _, f, e in FRAGMENTS], ids=[n for n, _, _ in FRAGMENTS])
 def test_tool_call_fragments_are_joined(fragments: list[ToolDelta], expected: list[tuple[str, str, str]]) -> None:
-    found = [(call.id, call.name, call.arguments) for call in calls(*fragments)]
-    assert [(name, arguments) for _, name, arguments in found] == [(name, args) for _, name, args in expected]
-    assert all(got == wanted for (got, *_), (wanted, *_) in zip(found, expected, strict=True) if wanted)
+    rows = [(call.id, call.name, call.arguments) for call in calls(*fragments)]
+    assert [(name, arguments) for _, name, arguments in rows] == [(name, args) for _, name, args in expected]
+    assert all(actual == wanted for (actual, *_), (wanted, *_) in zip(rows, expected, strict=True) if wanted)
 
 
 def test_tool_call_without_id_gets_deterministic_id() -> None:
@@ -501,11 +501,11 @@ def test_repetition_is_searched_in_last_characters_only() -> None:
 @settings(deadline=None)
 def test_only_repetitions_are_removed_property(before: str, text: str, at: int) -> None:
     left = removed(before, [text[:at], text[at:]])
-    gone = text[: len(text) - len(left)]
-    assert text.endswith(left) and before.endswith(gone)
-    assert not gone or OVERLAP_CHARS_MIN <= len(gone) <= OVERLAP_CHARS_MAX
+    overlap = text[: len(text) - len(left)]
+    assert text.endswith(left) and before.endswith(overlap)
+    assert not overlap or OVERLAP_CHARS_MIN <= len(overlap) <= OVERLAP_CHARS_MAX
     longest = max((n for n in range(12, len(text) + 1) if before.endswith(text[:n])), default=0)
-    assert len(gone) == longest
+    assert len(overlap) == longest
 
 
 def test_assembler_does_not_deliver_repetition() -> None:

@@ -35,8 +35,8 @@ def assistant_message(text: str = "answer") -> Message:
 
 
 def calls(*ids: str, arguments: str = "{}") -> Message:
-    made = [{"id": i, "type": "function", "function": {"name": "read_file", "arguments": arguments}} for i in ids]
-    return {"role": "assistant", "content": "", "tool_calls": made}
+    tool_calls = [{"id": i, "type": "function", "function": {"name": "read_file", "arguments": arguments}} for i in ids]
+    return {"role": "assistant", "content": "", "tool_calls": tool_calls}
 
 
 def result(call_id: str, text: str = "result") -> Message:
@@ -140,9 +140,9 @@ def test_context_budget_settings() -> None:
 
 @given(conversations(), _budgets)
 def test_plan_is_lossless_and_keeps_calls_with_results(messages: list[Message], budget: Budget) -> None:
-    made = plan(messages, budget)
-    assert made.head + made.middle + made.tail == messages
-    assert all(map(whole_pieces, (made.head, made.middle, made.tail)))
+    compaction = plan(messages, budget)
+    assert compaction.head + compaction.middle + compaction.tail == messages
+    assert all(map(whole_pieces, (compaction.head, compaction.middle, compaction.tail)))
 
 
 @given(conversations(), _budgets)
@@ -153,20 +153,20 @@ def test_plan_keeps_last_user_message_and_rest_in_tail(messages: list[Message], 
 
 @given(conversations(), _budgets)
 def test_plan_tail_fills_its_share(messages: list[Message], budget: Budget) -> None:
-    made = plan(messages, budget)
+    compaction = plan(messages, budget)
     last = max(i for i, m in enumerate(messages) if m["role"] == "user")
-    extra = made.tail[: len(made.tail) - len(messages[last:])]
-    assert not extra or size_of(made.tail) <= budget.tail
-    if made.middle:
-        before = messages[: len(messages) - len(made.tail)]
+    extra = compaction.tail[: len(compaction.tail) - len(messages[last:])]
+    assert not extra or size_of(compaction.tail) <= budget.tail
+    if compaction.middle:
+        before = messages[: len(messages) - len(compaction.tail)]
         at = max(i for i, m in enumerate(before) if m["role"] != "tool")
-        assert size_of(before[at:] + made.tail) > budget.tail, "one more piece would have fitted"
+        assert size_of(before[at:] + compaction.tail) > budget.tail, "one more piece would have fitted"
 
 
 @given(conversations(), _budgets)
 def test_plan_protects_first_messages(messages: list[Message], budget: Budget) -> None:
-    made = plan(messages, budget)
-    assert len(made.head) >= budget.protect_first or not made.middle
+    compaction = plan(messages, budget)
+    assert len(compaction.head) >= budget.protect_first or not compaction.middle
 
 
 def test_plan_protect_first_can_be_overridden() -> None:
@@ -177,8 +177,8 @@ def test_plan_protect_first_can_be_overridden() -> None:
 
 @pytest.mark.parametrize("messages", [[], [user()], [assistant_message()], [result("c1")]])
 def test_small_conversation_has_no_middle(messages: list[Message]) -> None:
-    made = plan(messages, Budget(4096, 512))
-    assert made.middle == [] and made.head + made.tail == messages
+    compaction = plan(messages, Budget(4096, 512))
+    assert compaction.middle == [] and compaction.head + compaction.tail == messages
 
 
 # ---- pruning
@@ -252,7 +252,7 @@ def test_extract_and_transcript_tolerate_empty_content(role: str, content: Any) 
 
 def test_transcript_names_roles_and_calls() -> None:
     text = transcript([user("Do this"), calls("c1", arguments='{"a": 1}'), result("c1", "fine")], 1000)
-    assert all(words in text for words in ("user: Do this", 'read_file({"a": 1})', "tool: fine"))
+    assert all(part in text for part in ("user: Do this", 'read_file({"a": 1})', "tool: fine"))
 
 
 def test_transcript_shortens_long_messages_only() -> None:
@@ -270,8 +270,8 @@ def test_transcript_is_bounded(count: int, chars: int) -> None:
 
 @given(conversations(), _budgets, st.none() | st.just("1. do it"))
 def test_compacted_roles_alternate(messages: list[Message], budget: Budget, todo: str | None) -> None:
-    made = plan(messages, budget)
-    roles = [m["role"] for m in joined(made, "what was", todo)]
+    compaction = plan(messages, budget)
+    roles = [m["role"] for m in joined(compaction, "what was", todo)]
     assert all(a != b or a == "tool" for a, b in pairwise(roles)), roles
     assert ("user", "tool") not in pairwise(roles)
 
@@ -279,18 +279,18 @@ def test_compacted_roles_alternate(messages: list[Message], budget: Budget, todo
 @given(conversations(), _budgets)
 @settings(deadline=None)
 def test_compaction_keeps_head_and_tail_unchanged(messages: list[Message], budget: Budget) -> None:
-    made = plan(messages, budget)
-    again = joined(made, "what was", None)
-    assert again[: len(made.head)] == made.head
-    assert not made.tail or again[-len(made.tail) :] == made.tail
+    compaction = plan(messages, budget)
+    again = joined(compaction, "what was", None)
+    assert again[: len(compaction.head)] == compaction.head
+    assert not compaction.tail or again[-len(compaction.tail) :] == compaction.tail
     assert whole_pieces(again)
 
 
 def test_compaction_summary_is_marked_and_followed_by_todo_list() -> None:
-    made = Plan([user(), assistant_message()], [user(), assistant_message()], [user("now")])
-    note = next(m for m in joined(made, "what was", "1. do it") if SUMMARY_MARK in m["content"])
+    compaction = Plan([user(), assistant_message()], [user(), assistant_message()], [user("now")])
+    note = next(m for m in joined(compaction, "what was", "1. do it") if SUMMARY_MARK in m["content"])
     assert note["content"].index("what was") < note["content"].index("1. do it")
-    assert "todo" not in str(joined(made, "what was", None))
+    assert "todo" not in str(joined(compaction, "what was", None))
 
 
 def test_compaction_has_no_consecutive_assistant_messages() -> None:

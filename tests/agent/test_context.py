@@ -57,11 +57,11 @@ def tool_round(number: int, chars: int) -> list[Json]:
 
 def text_turns(count: int, chars: int) -> list[Json]:
     """Earlier turns that are all talk."""
-    said: list[Json] = []
+    messages: list[Json] = []
     for number in range(count):
-        said.append({"role": "user", "content": filler_text(f"question {number}", chars)})
-        said.append({"role": "assistant", "content": filler_text(f"answer {number}", chars)})
-    return said
+        messages.append({"role": "user", "content": filler_text(f"question {number}", chars)})
+        messages.append({"role": "assistant", "content": filler_text(f"answer {number}", chars)})
+    return messages
 
 
 def is_summary_request(request: Request) -> bool:
@@ -79,11 +79,11 @@ async def test_window_of_4096_tokens_completes_tool_turn(make_harness: MakeHarne
     harness = make_harness(with_window(server, 4096))
     todo = {"todos": [{"id": "1", "content": "look", "status": "pending"}]}
     server.script = [Reply(tool_calls=[Call("todo", todo)]), Reply(text="Done.")]
-    ran = await harness.run(None, route=M, toolsets=None)
-    assert ran.result["final_response"] == "Done."
-    assert ran.result["completed"] is True
-    assert ran.tool_results()[0]["todos"] == todo["todos"]
-    assert max(event["prompt_tokens"] for event in ran.events_of("model.started")) < 3072
+    run = await harness.run(None, route=M, toolsets=None)
+    assert run.result["final_response"] == "Done."
+    assert run.result["completed"] is True
+    assert run.tool_results()[0]["todos"] == todo["todos"]
+    assert max(event["prompt_tokens"] for event in run.events_of("model.started")) < 3072
 
 
 async def test_small_window_offers_lean_toolsets_only(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -115,9 +115,9 @@ async def test_small_window_uses_lean_prompt(make_harness: MakeHarness, server: 
 
 async def compacted(harness: Harness, server: ModelServer, history: list[Json], **fields: Any) -> CompletedRun:
     harness.offer(tool("look", toolset="file"))
-    ran = await harness.run(None, "and now?", route=M, history=history, **fields)
-    assert ran.result["final_response"] == "Done.", ran.result["error"]
-    return ran
+    run = await harness.run(None, "and now?", route=M, history=history, **fields)
+    assert run.result["final_response"] == "Done.", run.result["error"]
+    return run
 
 
 async def test_compaction_prunes_tool_results_before_asking_model(
@@ -126,26 +126,26 @@ async def test_compaction_prunes_tool_results_before_asking_model(
     harness = make_harness(with_window(server, 8192))
     server.script = [Reply(text="Done.")]
     history = [message for number in range(12) for message in tool_round(number, 1600)]
-    ran = await compacted(harness, server, history)
-    event = ran.event("context.compacted")
+    run = await compacted(harness, server, history)
+    event = run.event("context.compacted")
     assert event["method"] == "prune"
     assert event["tokens_after"] < event["tokens_before"]
     assert {"reason", "messages_archived"} <= event.keys()
-    said = server.requests[0].body["messages"][1:]
-    assert [m["content"] for m in said[:1]] == ["question 0"]
-    pruned = [m for m in said if m["role"] == "tool" and len(m["content"]) < 300]
+    messages = server.requests[0].body["messages"][1:]
+    assert [m["content"] for m in messages[:1]] == ["question 0"]
+    pruned = [m for m in messages if m["role"] == "tool" and len(m["content"]) < 300]
     assert pruned
     assert all("look" in m["content"] and "\n" not in m["content"] for m in pruned)
-    assert said[-1]["content"] == "and now?"
-    assert [m.get("tool_call_id") for m in said if m["role"] == "tool"] == [f"call_{n}" for n in range(12)]
+    assert messages[-1]["content"] == "and now?"
+    assert [m.get("tool_call_id") for m in messages if m["role"] == "tool"] == [f"call_{n}" for n in range(12)]
 
 
 async def test_prompt_under_threshold_is_not_compacted(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness(with_window(server, 8192))
     server.script = [Reply(text="Done.")]
     history = [message for number in range(4) for message in tool_round(number, 1600)]
-    ran = await compacted(harness, server, history)
-    assert ran.events_of("context.compacted") == []
+    run = await compacted(harness, server, history)
+    assert run.events_of("context.compacted") == []
     assert len(server.requests[0].body["messages"]) == 1 + len(history) + 1
 
 
@@ -153,17 +153,17 @@ async def test_compaction_summary_keeps_head_and_tail(make_harness: MakeHarness,
     harness = make_harness(with_window(server, 8192))
     server.handler = lambda r: Reply(text="SUMMARY: fox.") if is_summary_request(r) else Reply(text="Done.")
     history = text_turns(8, 1400)
-    ran = await compacted(harness, server, history)
-    assert ran.event("context.compacted")["method"] == "summary"
+    run = await compacted(harness, server, history)
+    assert run.event("context.compacted")["method"] == "summary"
     assert not server.requests[0].body.get("tools")
     assert "question 4" in json.dumps(server.requests[0].body)
-    said = sent(server.requests[1])
-    assert [text for _, text in said[:3]] == [m["content"] for m in history[:3]]
-    assert "SUMMARY: fox." in "".join(text for _, text in said)
-    assert said[-1] == ("user", "and now?")
-    assert not any("question 4" in text for _, text in said)
+    messages = sent(server.requests[1])
+    assert [text for _, text in messages[:3]] == [m["content"] for m in history[:3]]
+    assert "SUMMARY: fox." in "".join(text for _, text in messages)
+    assert messages[-1] == ("user", "and now?")
+    assert not any("question 4" in text for _, text in messages)
     assert estimated(server.requests[1]) < 8192 * 0.75 * 0.75
-    assert [event["task"] for event in ran.events_of("usage")] == ["compression", ""]
+    assert [event["task"] for event in run.events_of("usage")] == ["compression", ""]
 
 
 async def test_compaction_uses_auxiliary_route(
@@ -186,20 +186,20 @@ async def test_compaction_falls_back_to_main_route(
     harness = make_harness(with_window(server, 8192, auxiliary=auxiliary, **spare))
     other.repeat, other.script = True, [Reply(status=403)]
     server.handler = lambda r: Reply(text="SUMMARY: fox.") if is_summary_request(r) else Reply(text="Done.")
-    ran = await compacted(harness, server, text_turns(8, 1400))
-    assert ran.event("context.compacted")["method"] == "summary"
+    run = await compacted(harness, server, text_turns(8, 1400))
+    assert run.event("context.compacted")["method"] == "summary"
     assert len(other.requests) == 1
 
 
 async def test_compaction_falls_back_to_extract(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness(with_window(server, 8192))
     server.handler = lambda r: Reply(status=403) if is_summary_request(r) else Reply(text="Done.")
-    ran = await compacted(harness, server, text_turns(8, 1400))
-    assert ran.event("context.compacted")["method"] == "extract"
-    said = "".join(text for _, text in sent(server.requests[-1]))
-    assert "question 2" in said
-    assert "answer 2" in said
-    assert ran.result["completed"] is True
+    run = await compacted(harness, server, text_turns(8, 1400))
+    assert run.event("context.compacted")["method"] == "extract"
+    text = "".join(text for _, text in sent(server.requests[-1]))
+    assert "question 2" in text
+    assert "answer 2" in text
+    assert run.result["completed"] is True
 
 
 async def test_compaction_repeats_todo_list_after_summary(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -218,10 +218,10 @@ async def test_compaction_repeats_todo_list_after_summary(make_harness: MakeHarn
         {"role": "assistant", "content": "listed"},
     ]
     history = [*text_turns(4, 1400), {"role": "user", "content": "plan"}, *listed, *text_turns(4, 1400)]
-    ran = await compacted(harness, server, history)
-    assert ran.event("context.compacted")["method"] == "summary"
-    said = "".join(text for _, text in sent(server.requests[-1]))
-    assert said.index("SUMMARY: fox.") < said.index("feed the fox")
+    run = await compacted(harness, server, history)
+    assert run.event("context.compacted")["method"] == "summary"
+    text = "".join(text for _, text in sent(server.requests[-1]))
+    assert text.index("SUMMARY: fox.") < text.index("feed the fox")
 
 
 async def test_compaction_keeps_calls_with_results(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -229,11 +229,11 @@ async def test_compaction_keeps_calls_with_results(make_harness: MakeHarness, se
     server.handler = lambda r: Reply(text="SUMMARY: fox.") if is_summary_request(r) else Reply(text="Done.")
     history = text_turns(3, 1400) + [m for n in range(8) for m in tool_round(n, 900)] + text_turns(3, 1400)
     await compacted(harness, server, history)
-    said = server.requests[-1].body["messages"]
-    asked = [call["id"] for m in said for call in m.get("tool_calls") or ()]
-    answered = [m["tool_call_id"] for m in said if m["role"] == "tool"]
+    messages = server.requests[-1].body["messages"]
+    asked = [call["id"] for m in messages for call in m.get("tool_calls") or ()]
+    answered = [m["tool_call_id"] for m in messages if m["role"] == "tool"]
     assert asked == answered
-    roles = [m["role"] for m in said[1:]]
+    roles = [m["role"] for m in messages[1:]]
     assert not any(a == b == "user" for a, b in itertools.pairwise(roles))
 
 
@@ -243,11 +243,11 @@ async def test_compaction_between_steps_of_turn(make_harness: MakeHarness, serve
     looks = [Reply(tool_calls=[Call("look", {"a": str(n)})], no_usage=True) for n in range(7)]
     server.script = [*looks, Reply(text="Done.")]
     history = [message for number in range(5) for message in tool_round(number, 1600)]
-    ran = await harness.run(None, "look a lot", route=M, history=history)
-    assert ran.result["final_response"] == "Done."
-    event = ran.event("context.compacted")
+    run = await harness.run(None, "look a lot", route=M, history=history)
+    assert run.result["final_response"] == "Done."
+    event = run.event("context.compacted")
     assert event["method"] == "prune"
-    assert ran.types.index("context.compacted") > ran.types.index("tool.finished")
+    assert run.types.index("context.compacted") > run.types.index("tool.finished")
     last = json.dumps(server.requests[-1].body)
     assert "result 2 lorem" not in last
     assert [f"{n} lorem" in last for n in range(7)] == [True] * 7
@@ -259,9 +259,9 @@ async def test_compaction_trusts_provider_usage_over_estimate(make_harness: Make
     replies = [Reply(tool_calls=[Call("look", {"a": "x"})], usage={"input": 7000, "output": 50}), Reply(text="Done.")]
     server.handler = lambda r: Reply(text="SUMMARY: fox.") if is_summary_request(r) else replies.pop(0)
     history = [message for number in range(6) for message in tool_round(number, 600)]
-    ran = await harness.run(None, "look", route=M, history=history)
-    assert ran.result["final_response"] == "Done."
-    assert len(ran.events_of("context.compacted")) == 1
+    run = await harness.run(None, "look", route=M, history=history)
+    assert run.result["final_response"] == "Done."
+    assert len(run.events_of("context.compacted")) == 1
 
 
 # ---- sessions
@@ -282,11 +282,11 @@ async def test_compacted_session_keeps_id_and_continues_from_summary(
     server.handler = lambda r: (
         Reply(text="SUMMARY: fox.") if is_summary_request(r) else Reply(text="Done.", no_usage=True)
     )
-    ran = await harness.run(None, filler_text("question 6", 1400), route=M, persist=True, session_id=SESSION)
-    event = ran.event("context.compacted")
+    run = await harness.run(None, filler_text("question 6", 1400), route=M, persist=True, session_id=SESSION)
+    event = run.event("context.compacted")
     assert event["method"] == "summary"
     assert event["messages_archived"] > 0
-    assert ran.result["session_id"] == SESSION
+    assert run.result["session_id"] == SESSION
     rows = await harness.rows(SESSION)
     assert len(rows) < before + 2
     assert any("SUMMARY: fox." in str(row.content) for row in rows)
@@ -302,13 +302,13 @@ async def test_transcript_is_unchanged_by_repeated_compaction(make_harness: Make
     harness = make_harness(with_window(server, 8192))
     harness.offer(tool("look", lambda _, args: {"saw": filler_text("seen", 1400)}, toolset="file"))
     calls = iter(range(1_000))
-    said: list[tuple[str, str]] = []
+    messages: list[tuple[str, str]] = []
 
     def reply(request: Any) -> Reply:
         if is_summary_request(request):
             return Reply(text=f"SUMMARY {next(calls)}.")
         if request.body["messages"][-1]["role"] == "tool":
-            return Reply(text=filler_text(f"answer {len(said)}", 100), no_usage=True)
+            return Reply(text=filler_text(f"answer {len(messages)}", 100), no_usage=True)
         return Reply(tool_calls=[Call("look", {"a": "x"})], no_usage=True)
 
     server.handler = reply
@@ -316,12 +316,12 @@ async def test_transcript_is_unchanged_by_repeated_compaction(make_harness: Make
     sessions = harness.app.store.sessions
     for number in range(16):  # first it is enough to shorten results, then it is not
         question = filler_text(f"question {number}", 100 if number < 10 else 2400)
-        ran = await harness.run(None, question, route=M, persist=True, session_id=SESSION)
-        compactions += [event["method"] for event in ran.events_of("context.compacted")]
-        said += [("user", question), ("assistant", ""), ("tool", ""), ("assistant", ran.result["final_response"])]
+        run = await harness.run(None, question, route=M, persist=True, session_id=SESSION)
+        compactions += [event["method"] for event in run.events_of("context.compacted")]
+        messages += [("user", question), ("assistant", ""), ("tool", ""), ("assistant", run.result["final_response"])]
         shown = await sessions.get_messages(SESSION)
-        assert [row["role"] for row in shown] == [role for role, _ in said]
-        assert all(row["content"] == text for row, (role, text) in zip(shown, said, strict=True) if text)
+        assert [row["role"] for row in shown] == [role for role, _ in messages]
+        assert all(row["content"] == text for row, (role, text) in zip(shown, messages, strict=True) if text)
         assert all("seen" in row["content"] for row in shown if row["role"] == "tool")
         assert [row["id"] for row in shown][: len(ids)] == ids
         ids = [row["id"] for row in shown]
@@ -335,9 +335,9 @@ async def test_transcript_is_unchanged_by_repeated_compaction(make_harness: Make
 async def test_second_compaction_includes_first_summary(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness(with_window(server, 8192))
     await fill(harness, server, 5)
-    made = iter(["SUMMARY: fox.", "SUMMARY: hare.", "SUMMARY: owl."])
+    summaries = iter(["SUMMARY: fox.", "SUMMARY: hare.", "SUMMARY: owl."])
     server.handler = lambda r: (
-        Reply(text=next(made)) if is_summary_request(r) else Reply(text=filler_text("a", 1400), no_usage=True)
+        Reply(text=next(summaries)) if is_summary_request(r) else Reply(text=filler_text("a", 1400), no_usage=True)
     )
     for number in range(5, 11):
         await harness.run(None, filler_text(f"question {number}", 1400), route=M, persist=True, session_id=SESSION)
@@ -354,8 +354,8 @@ async def test_compaction_rebuilds_system_prompt(make_harness: MakeHarness, serv
     (harness.home.memories / "MEMORY.md").write_text("Likes tea.\n")
     done = Reply(text="Done.", continues=False)
     server.handler = lambda r: Reply(text="SUMMARY: fox.") if is_summary_request(r) else done
-    ran = await harness.run(None, filler_text("question 5", 6000), route=M, persist=True, session_id=SESSION)
-    assert len(ran.events_of("context.compacted")) == 1
+    run = await harness.run(None, filler_text("question 5", 6000), route=M, persist=True, session_id=SESSION)
+    assert len(run.events_of("context.compacted")) == 1
     await harness.run(None, "and now?", route=M, persist=True, session_id=SESSION)
     assert "Likes tea." in system_of(server.requests[-1])
 
@@ -366,9 +366,9 @@ async def test_compaction_rebuilds_system_prompt(make_harness: MakeHarness, serv
 async def test_message_larger_than_window_is_rejected(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness(with_window(server, 8192))
     server.repeat, server.script = True, [Reply(text="Fine.")]
-    ran = await harness.run(None, filler_text("huge", 60_000), route=M, persist=True, session_id=SESSION)
-    assert (ran.result["failure"], ran.result["error_code"]) == ("context_overflow", "context_length_exceeded")
-    assert ran.result["failed"] is True
+    run = await harness.run(None, filler_text("huge", 60_000), route=M, persist=True, session_id=SESSION)
+    assert (run.result["failure"], run.result["error_code"]) == ("context_overflow", "context_length_exceeded")
+    assert run.result["failed"] is True
     assert server.requests == []
     again = await harness.run(None, "a small one", route=M, persist=True, session_id=SESSION)
     assert again.result["final_response"] == "Fine."
@@ -380,9 +380,9 @@ async def test_run_with_compaction_disabled_fails_with_context_overflow(
 ) -> None:
     harness = make_harness(with_window(server, 8192))
     server.repeat, server.script = True, [Reply(text="Fine.")]
-    ran = await harness.run(None, "and now?", route=M, history=text_turns(10, 2000), compress=False)
-    assert ran.result["failure"] == "context_overflow"
-    assert ran.events_of("context.compacted") == []
+    run = await harness.run(None, "and now?", route=M, history=text_turns(10, 2000), compress=False)
+    assert run.result["failure"] == "context_overflow"
+    assert run.events_of("context.compacted") == []
 
 
 async def test_context_overflow_error_triggers_compaction_and_retry(
@@ -391,9 +391,9 @@ async def test_context_overflow_error_triggers_compaction_and_retry(
     harness = make_harness(with_window(server, 32_768))
     replies = [OVERFLOW, Reply(text="Done.")]
     server.handler = lambda r: Reply(text="SUMMARY: fox.") if is_summary_request(r) else replies.pop(0)
-    ran = await harness.run(None, "and now?", route=M, history=text_turns(10, 1400))
-    assert ran.result["final_response"] == "Done."
-    assert len(ran.events_of("context.compacted")) == 1
+    run = await harness.run(None, "and now?", route=M, history=text_turns(10, 1400))
+    assert run.result["final_response"] == "Done."
+    assert len(run.events_of("context.compacted")) == 1
     assert estimated(server.requests[-1]) < estimated(server.requests[0])
 
 
@@ -410,9 +410,9 @@ async def test_context_overflow_falls_back_to_larger_window(
     harness = make_harness(with_window(server, 8192, fallback_providers=[larger]))
     server.repeat, server.script = True, [OVERFLOW]
     other.script = [Reply(text="Done.")]
-    ran = await harness.run(None, "hi", route=M)
-    assert ran.result["final_response"] == "Done."
-    assert ran.event("model.switched")["reason"] == "context_overflow"
+    run = await harness.run(None, "hi", route=M)
+    assert run.result["final_response"] == "Done."
+    assert run.event("model.switched")["reason"] == "context_overflow"
 
 
 async def test_context_overflow_fallback_skips_smaller_window(
@@ -423,8 +423,8 @@ async def test_context_overflow_fallback_skips_smaller_window(
     harness = make_harness(with_window(server, 8192, fallback_providers=spares))
     server.repeat, server.script = True, [OVERFLOW]
     other.script = [Reply(text="Done.")]
-    ran = await harness.run(None, "hi", route=M)
-    assert ran.result["final_response"] == "Done."
+    run = await harness.run(None, "hi", route=M)
+    assert run.result["final_response"] == "Done."
     assert [request.model for request in other.requests] == ["large"]
 
 
@@ -435,8 +435,8 @@ async def test_context_overflow_does_not_fall_back_to_smaller_window(
     smaller = {"provider": "spare", "model": "n", "base_url": f"{other.url}/v1", "api_key": KEY, "context_length": 4096}
     harness = make_harness(with_window(server, 8192, fallback_providers=[smaller]))
     server.repeat, server.script = True, [OVERFLOW]
-    ran = await harness.run(None, "hi", route=M)
-    assert ran.result["failure"] == "context_overflow"
+    run = await harness.run(None, "hi", route=M)
+    assert run.result["failure"] == "context_overflow"
     assert other.requests == []
 
 
@@ -507,8 +507,8 @@ async def test_compaction_summary_is_retried_three_times(make_harness: MakeHarne
     harness = make_harness(with_window(server, 8192))
     tries = [Reply(status=503), Reply(status=503), Reply(text="SUMMARY: fox.")]
     server.handler = lambda r: tries.pop(0) if is_summary_request(r) else Reply(text="Done.")
-    ran = await compacted(harness, server, text_turns(8, 1400))
-    assert ran.event("context.compacted")["method"] == "summary"
+    run = await compacted(harness, server, text_turns(8, 1400))
+    assert run.event("context.compacted")["method"] == "summary"
 
 
 async def test_interrupt_during_compaction_ends_turn(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -517,8 +517,8 @@ async def test_interrupt_during_compaction_ends_turn(make_harness: MakeHarness, 
     running = await harness.begin(harness.spec(None, "and now?", route=M, history=text_turns(8, 1400)))
     await server.until(lambda: server.open_streams == 1)
     await running.control("interrupt")
-    ran = await running.end(timeout=3)
-    assert ran.final["type"] == "run.cancelled"
+    run = await running.end(timeout=3)
+    assert run.final["type"] == "run.cancelled"
     await nothing_left(server)
 
 
@@ -528,6 +528,6 @@ async def test_deadline_during_compaction(make_harness: MakeHarness, server: Mod
     running = await harness.begin(
         harness.spec(None, "and now?", route=M, history=text_turns(8, 1400), deadline_seconds=0.2)
     )
-    ran = await running.end(timeout=3)
-    assert ran.result["failure"] == "deadline"
+    run = await running.end(timeout=3)
+    assert run.result["failure"] == "deadline"
     await nothing_left(server)

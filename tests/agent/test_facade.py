@@ -349,9 +349,9 @@ async def test_chat_returns_text_and_raises_on_failure(server: ModelServer) -> N
 
 async def test_chat_streams_to_callback(server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"])]
-    heard: list[str] = []
-    await in_thread(lambda: agent_for(server).chat("hi", stream_callback=heard.append))
-    assert "".join(heard) == "Once upon"
+    texts: list[str] = []
+    await in_thread(lambda: agent_for(server).chat("hi", stream_callback=texts.append))
+    assert "".join(texts) == "Once upon"
 
 
 async def test_many_blocking_turns_share_one_loop(server: ModelServer) -> None:
@@ -391,8 +391,8 @@ async def test_tool_callbacks_receive_start_and_end(server: ModelServer) -> None
     completed: list[Any] = []
     agent = agent_for(
         server,
-        tool_start_callback=lambda *told: started.append(told),
-        tool_complete_callback=lambda *told: completed.append(told),
+        tool_start_callback=lambda *args: started.append(args),
+        tool_complete_callback=lambda *args: completed.append(args),
         **fields,
     )
     await agent.arun_conversation("hi")
@@ -411,23 +411,23 @@ async def test_progress_callback_reports_tools_and_reasoning(server: ModelServer
         Reply(tool_calls=[Call("trip")]),
         Reply(text="Done."),
     ]
-    told: list[tuple[str, Json]] = []
+    reported: list[tuple[str, Json]] = []
 
     def progress(event: str, tool_name: Any = None, preview: Any = None, args: Any = None, **more: Any) -> None:
-        told.append((event, {"tool": tool_name, "preview": preview, "args": args, **more}))
+        reported.append((event, {"tool": tool_name, "preview": preview, "args": args, **more}))
 
     await agent_for(server, tool_progress_callback=progress, **fields).arun_conversation("hi")
-    assert [(event, about["tool"]) for event, about in told] == [
+    assert [(event, about["tool"]) for event, about in reported] == [
         ("reasoning.available", "_thinking"),
         ("tool.started", "look"),
         ("tool.completed", "look"),
         ("tool.started", "trip"),
         ("tool.completed", "trip"),
     ]
-    assert told[0][1]["preview"] == "x" * 500
-    assert told[1][1]["args"] == {"a": "x"}
-    assert [about["is_error"] for event, about in told if event == "tool.completed"] == [False, True]
-    assert all(about["duration"] >= 0 for event, about in told if event == "tool.completed")
+    assert reported[0][1]["preview"] == "x" * 500
+    assert reported[1][1]["args"] == {"a": "x"}
+    assert [about["is_error"] for event, about in reported if event == "tool.completed"] == [False, True]
+    assert all(about["duration"] >= 0 for event, about in reported if event == "tool.completed")
 
 
 async def test_event_callback_receives_whole_log(server: ModelServer) -> None:
@@ -506,11 +506,11 @@ async def test_async_clarify_callback_is_awaited(server: ModelServer) -> None:
 
 async def test_interrupt_blocking_turn_from_another_thread(server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
-    spoken = threading.Event()
-    agent = agent_for(server, stream_delta_callback=lambda _: spoken.set())
+    has_text = threading.Event()
+    agent = agent_for(server, stream_delta_callback=lambda _: has_text.set())
 
     def stop() -> None:
-        assert spoken.wait(5)
+        assert has_text.wait(5)
         agent.interrupt("no, the other")
 
     stopper = threading.Thread(target=stop)
@@ -546,11 +546,13 @@ async def test_steer_reports_whether_turn_is_running(server: ModelServer) -> Non
     fields = await offer(tool("look"))
     server.script = [Reply(text="Wait.", tool_calls=[Call("look")]), Reply(text="Done.")]
     agent = agent_for(server, **fields)
-    taken: list[bool] = []
-    agent.stream_delta_callback = lambda text: taken.append(agent.steer("Only red ones.")) if text == "Wait." else None
+    results: list[bool] = []
+    agent.stream_delta_callback = lambda text: (
+        results.append(agent.steer("Only red ones.")) if text == "Wait." else None
+    )
     assert agent.steer("nobody hears") is False
     result = await agent.arun_conversation("hi")
-    assert taken == [True]
+    assert results == [True]
     assert "Only red ones." in sent(server.requests[1], "tool")[-1][1] + str(result["pending_steer"])
     assert agent.steer("too late") is False
 
@@ -568,10 +570,10 @@ async def test_close_twice_closes_client_once(server: ModelServer) -> None:
 
 async def test_cancelled_waiter_cancels_run_and_reraises(server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
-    spoken = asyncio.Event()
-    agent = agent_for(server, stream_delta_callback=lambda _: spoken.set())
+    has_text = asyncio.Event()
+    agent = agent_for(server, stream_delta_callback=lambda _: has_text.set())
     waiter = asyncio.create_task(agent.arun_conversation("hi"))
-    await spoken.wait()
+    await has_text.wait()
     app = await current()
     (run_id,) = app.engine.by_id
     following = asyncio.create_task(_read(app.engine.subscribe(run_id)))

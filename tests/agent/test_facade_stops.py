@@ -98,8 +98,8 @@ async def test_concurrent_steers_are_not_lost(server: ModelServer) -> None:
             over.set()
             thread.join()
         check_laws(events)
-        taken = [event for event in events if event["type"] == "control.received"]
-        assert (result["pending_steer"] or "").split() == ["tea"] * len(taken)
+        received = [event for event in events if event["type"] == "control.received"]
+        assert (result["pending_steer"] or "").split() == ["tea"] * len(received)
 
 
 # ---- runs that die
@@ -112,10 +112,10 @@ async def test_turn_that_loses_session_lease_returns_to_waiter(
     original = AsyncStore.begin
 
     async def begin(store: AsyncStore, *args: Any, **fields: Any) -> OpenedSession | None:
-        begun = await original(store, *args, **fields)
-        if begun is not None:
-            held[f"session:{begun.session_id}"] = begun.token
-        return begun
+        result = await original(store, *args, **fields)
+        if result is not None:
+            held[f"session:{result.session_id}"] = result.token
+        return result
 
     monkeypatch.setattr(AsyncStore, "begin", begin)
     monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
@@ -126,8 +126,8 @@ async def test_turn_that_loses_session_lease_returns_to_waiter(
     leases, name = Async(Leases(database.engine)), f"session:{SESSION}"
     await leases.release(name, held[name])
     assert await leases.acquire(name, "another process", 60.0) is not None
-    told = await settled(waiter)
-    assert isinstance(told, Exception) or told["completed"] is False
+    outcome = await settled(waiter)
+    assert isinstance(outcome, Exception) or outcome["completed"] is False
     await nothing_left(server)
 
 
@@ -149,8 +149,11 @@ async def test_turn_whose_store_breaks_returns_to_waiter(
     if not listening:
         await server.until(lambda: server.open_streams == 1)
         spoken("")
-    told = await settled(waiter)
-    assert (told["final_response"], [one["code"] for one in told["warnings"]]) == ("Once upon", ["store_unavailable"])
+    outcome = await settled(waiter)
+    assert (outcome["final_response"], [one["code"] for one in outcome["warnings"]]) == (
+        "Once upon",
+        ["store_unavailable"],
+    )
 
 
 # ---- stops that come early
@@ -264,9 +267,9 @@ class Occupied:
 
 @pytest.fixture
 async def occupied(server: ModelServer) -> Occupied:
-    made = Occupied(server)
-    await made.begin()
-    return made
+    occupied = Occupied(server)
+    await occupied.begin()
+    return occupied
 
 
 async def test_interrupt_while_waiting_for_session_is_recorded(server: ModelServer, occupied: Occupied) -> None:
@@ -323,11 +326,11 @@ async def test_new_turn_does_not_undo_interrupt_of_queued_turn(server: ModelServ
     stopped = asyncio.create_task(agent.arun_conversation("second"))
     await asyncio.sleep(0.02)
     agent.interrupt()
-    begun = asyncio.create_task(agent.arun_conversation("third"))
+    task = asyncio.create_task(agent.arun_conversation("third"))
     await asyncio.sleep(0.02)
     await occupied.lease_released()
     assert (await stopped)["interrupted"] is True
-    assert (await begun)["completed"] is True
+    assert (await task)["completed"] is True
 
 
 async def test_leaving_blocking_call_ends_only_its_turn(server: ModelServer) -> None:

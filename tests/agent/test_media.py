@@ -35,7 +35,7 @@ async def exported_text(*pieces: str) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("MEDIA:/w/a.png", "![a](data:)"),
         ("See MEDIA:/w/a.png\nand more", "See ![a](data:)\nand more"),
@@ -54,11 +54,11 @@ async def exported_text(*pieces: str) -> tuple[str, list[str]]:
         ("MEDIA:/w/none.pngMEDIA:/w/a.png", "MEDIA:/w/none.pngMEDIA:/w/a.png"),
     ],
 )
-async def test_media_tag_is_found_for_any_chunking(text: str, told: str) -> None:
-    assert (await exported_text(text))[0] == told
-    assert (await exported_text(*text))[0] == told
+async def test_media_tag_is_found_for_any_chunking(text: str, expected: str) -> None:
+    assert (await exported_text(text))[0] == expected
+    assert (await exported_text(*text))[0] == expected
     for at in range(len(text)):
-        assert (await exported_text(text[:at], text[at:]))[0] == told
+        assert (await exported_text(text[:at], text[at:]))[0] == expected
 
 
 async def test_media_tag_holds_back_text_until_its_end_only() -> None:
@@ -70,8 +70,8 @@ async def test_media_tag_holds_back_text_until_its_end_only() -> None:
 @pytest.mark.parametrize("quote", ["", '"'])
 async def test_endless_media_tag_is_released(quote: str) -> None:
     long = f"MEDIA:{quote}" + "x" * MEDIA_TAG_CHARS_MAX
-    told, early = await exported_text(long)
-    assert told == long and "".join(early) == long
+    text, early = await exported_text(long)
+    assert text == long and "".join(early) == long
     assert (await exported_text(long[:-10]))[1] == []
 
 
@@ -121,7 +121,7 @@ LINK = "/api/sessions/s%201/files/file_0123456789abcdef01234567"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (f"See ![out/a.png]({LONG}) and [b.pdf]({LINK}).", "See MEDIA:out/a.png and MEDIA:b.pdf."),
         (f"![a \\[1\\].png]({LONG})", 'MEDIA:"a [1].png"'),
@@ -130,8 +130,8 @@ LINK = "/api/sessions/s%201/files/file_0123456789abcdef01234567"
         ("no file", None),
     ],
 )
-def test_strip_rendered_media_restores_tags(text: str, said: str | None) -> None:
-    assert strip_rendered_media(text) == said
+def test_strip_rendered_media_restores_tags(text: str, expected: str | None) -> None:
+    assert strip_rendered_media(text) == expected
 
 
 # ---- in a turn
@@ -151,27 +151,27 @@ IMAGE = f"![a.png](data:image/png;base64,{'A' * 4000})"
 
 async def test_media_without_session_is_inlined(media_harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="MEDIA:a.png MEDIA:b.pdf")]
-    ran = await media_harness.run(server, workdir=None)
-    assert ran.result["final_response"] == ran.text() == f"{IMAGE} MEDIA:b.pdf"
-    assert ran.result["messages"][-1]["content"] == "MEDIA:a.png MEDIA:b.pdf"
+    run = await media_harness.run(server, workdir=None)
+    assert run.result["final_response"] == run.text() == f"{IMAGE} MEDIA:b.pdf"
+    assert run.result["messages"][-1]["content"] == "MEDIA:a.png MEDIA:b.pdf"
 
 
 @pytest.mark.parametrize("source", ["cli", "cron", "subagent"])
 async def test_media_tags_stay_on_other_surfaces(media_harness: Harness, server: ModelServer, source: str) -> None:
     server.script = [Reply(text="MEDIA:a.png")]
-    ran = await media_harness.run(server, source=source, workdir=str(media_harness.home.workspace))
-    assert ran.result["final_response"] == "MEDIA:a.png"
+    run = await media_harness.run(server, source=source, workdir=str(media_harness.home.workspace))
+    assert run.result["final_response"] == "MEDIA:a.png"
 
 
-@pytest.mark.parametrize(("tag", "told"), [("MEDIA:a.png", IMAGE), ("MEDIA:a.pn", "MEDIA:a.pn"), ("MED", "MED")])
+@pytest.mark.parametrize(("tag", "expected"), [("MEDIA:a.png", IMAGE), ("MEDIA:a.pn", "MEDIA:a.pn"), ("MED", "MED")])
 async def test_truncated_answer_keeps_held_back_media_tag(
-    media_harness: Harness, server: ModelServer, tag: str, told: str
+    media_harness: Harness, server: ModelServer, tag: str, expected: str
 ) -> None:
     server.script = [Reply(text=f"See {tag}", finish="length")]
-    ran = await media_harness.run(server, persist=True, workdir=None, max_output_tokens=5)
-    assert ran.result["final_response"] == ran.text() == f"See {told}" and ran.result["partial"]
-    row = (await media_harness.rows(ran.spec.session_id))[-1]
-    assert row.content == f"See {told}" and row.as_message()["content"] == f"See {tag}"
+    run = await media_harness.run(server, persist=True, workdir=None, max_output_tokens=5)
+    assert run.result["final_response"] == run.text() == f"See {expected}" and run.result["partial"]
+    row = (await media_harness.rows(run.spec.session_id))[-1]
+    assert row.content == f"See {expected}" and row.as_message()["content"] == f"See {tag}"
 
 
 async def test_interrupted_turn_keeps_its_image(media_harness: Harness, server: ModelServer) -> None:
@@ -179,8 +179,8 @@ async def test_interrupted_turn_keeps_its_image(media_harness: Harness, server: 
     running = await media_harness.begin(media_harness.spec(server, persist=True, workdir=None))
     await running.until(lambda events: f"See {IMAGE} " in rebuilt(events).values())
     await running.control("interrupt")
-    ran = await running.end()
-    row = (await media_harness.rows(ran.spec.session_id))[-1]
+    run = await running.end()
+    row = (await media_harness.rows(run.spec.session_id))[-1]
     assert (row.content, row.api_content) == (f"See {IMAGE} ", "See MEDIA:a.png ")
 
 

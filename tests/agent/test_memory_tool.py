@@ -24,9 +24,9 @@ async def called(harness: Harness, server: ModelServer, name: str, *arguments: J
     harness.offer(memory.TOOL, todo.TOOL, clarify.TOOL)
     steps = [Reply(tool_calls=[Call(name, given)]) for given in arguments]
     server.script = [*steps, Reply(text="Done.", continues=False)]
-    ran = await harness.run(server, **fields)
-    assert ran.result["final_response"] == "Done."
-    return ran
+    run = await harness.run(server, **fields)
+    assert run.result["final_response"] == "Done."
+    return run
 
 
 async def remember(harness: Harness, server: ModelServer, *arguments: Json, **fields: Any) -> list[Json]:
@@ -186,10 +186,10 @@ async def test_concurrent_memory_writes_lose_nothing(harness: Harness, server: M
     harness.offer(memory.TOOL)
 
     def answer(request: Any) -> Reply:
-        said = [turn.text for turn in request.turns if turn.role in ("user", "tool")]
-        if len(said) > 1:
+        texts = [turn.text for turn in request.turns if turn.role in ("user", "tool")]
+        if len(texts) > 1:
             return Reply(text="Done.")
-        return Reply(tool_calls=[Call("memory", {"target": "memory", "action": "add", "content": said[0]})])
+        return Reply(tool_calls=[Call("memory", {"target": "memory", "action": "add", "content": texts[0]})])
 
     server.handler = answer
     await asyncio.gather(*(harness.run(server, f"fact {n}") for n in range(12)))
@@ -207,8 +207,8 @@ async def test_disabled_memory_is_neither_offered_nor_in_prompt(make_harness: Ma
     harness.home.memories.mkdir()
     file_of(harness).write_text("Likes tea.\n")
     server.script = [Reply(text="Done.")]
-    ran = await harness.run(server, toolsets=None)
-    assert "memory" not in ran.event("run.started")["tools"]
+    run = await harness.run(server, toolsets=None)
+    assert "memory" not in run.event("run.started")["tools"]
     assert "Likes tea." not in server.requests[0].turns[0].text
 
 
@@ -225,8 +225,8 @@ async def test_run_can_skip_memory(harness: Harness, server: ModelServer) -> Non
 )
 async def test_jobs_have_no_memory_tool(harness: Harness, server: ModelServer, source: Any, tools: set[str]) -> None:
     server.script = [Reply(text="Done.")]
-    ran = await harness.run(server, toolsets=None, source=source)
-    assert set(ran.event("run.started")["tools"]) & {"memory", "todo"} == tools
+    run = await harness.run(server, toolsets=None, source=source)
+    assert set(run.event("run.started")["tools"]) & {"memory", "todo"} == tools
 
 
 async def test_platform_toolsets_setting(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -246,14 +246,14 @@ def item(number: int, status: str = "pending") -> Json:
 
 
 async def test_todo_returns_list_and_counts(harness: Harness, server: ModelServer) -> None:
-    ran = await called(harness, server, "todo", {"todos": [item(1, "in_progress"), item(2)]})
-    answer = ran.tool_results()[0]
+    run = await called(harness, server, "todo", {"todos": [item(1, "in_progress"), item(2)]})
+    answer = run.tool_results()[0]
     assert answer["todos"] == [item(1, "in_progress"), item(2)]
     assert answer["counts"] == {**EMPTY_LIST, "pending": 1, "in_progress": 1}
 
 
 async def test_todo_merges_by_id_and_reads_without_argument(harness: Harness, server: ModelServer) -> None:
-    ran = await called(
+    run = await called(
         harness,
         server,
         "todo",
@@ -262,7 +262,7 @@ async def test_todo_merges_by_id_and_reads_without_argument(harness: Harness, se
         {},
     )
     merged = [item(1), item(2, "completed"), item(3)]
-    assert [answer["todos"] for answer in ran.tool_results()] == [[item(1), item(2)], merged, merged]
+    assert [answer["todos"] for answer in run.tool_results()] == [[item(1), item(2)], merged, merged]
 
 
 async def test_todo_list_is_per_session_and_outlives_turn(harness: Harness, server: ModelServer) -> None:
@@ -285,14 +285,14 @@ async def test_todo_list_is_per_session_and_outlives_turn(harness: Harness, serv
     ],
 )
 async def test_todo_limits(harness: Harness, server: ModelServer, todos: list[Json], good: bool) -> None:
-    ran = await called(harness, server, "todo", {"todos": todos})
-    assert ("error" not in ran.tool_results()[0]) is good
+    run = await called(harness, server, "todo", {"todos": todos})
+    assert ("error" not in run.tool_results()[0]) is good
 
 
 async def test_todo_merge_over_limit_keeps_list(harness: Harness, server: ModelServer) -> None:
     many = [item(n) for n in range(256)]
-    ran = await called(harness, server, "todo", {"todos": many}, {"todos": [item(999)], "merge": True}, {})
-    answers = ran.tool_results()
+    run = await called(harness, server, "todo", {"todos": many}, {"todos": [item(999)], "merge": True}, {})
+    answers = run.tool_results()
     assert answers[1]["code"] == "limit_reached"
     assert answers[2]["todos"] == many
 
@@ -311,12 +311,12 @@ async def test_todo_merge_over_limit_keeps_list(harness: Harness, server: ModelS
 )
 async def test_clarify_limits(make_harness: MakeHarness, server: ModelServer, arguments: Json, good: bool) -> None:
     harness = make_harness({"agent": {"clarify_timeout": 0.02}})
-    ran = await called(harness, server, "clarify", arguments, answerable=True)
-    assert ("error" not in ran.tool_results()[0]) is good
+    run = await called(harness, server, "clarify", arguments, answerable=True)
+    assert ("error" not in run.tool_results()[0]) is good
 
 
 @pytest.mark.parametrize("answerable", [True, False])
 async def test_clarify_is_offered_only_if_answerable(harness: Harness, server: ModelServer, answerable: bool) -> None:
     server.script = [Reply(text="Done.")]
-    ran = await harness.run(server, toolsets=None, answerable=answerable)
-    assert ("clarify" in ran.event("run.started")["tools"]) is answerable
+    run = await harness.run(server, toolsets=None, answerable=answerable)
+    assert ("clarify" in run.event("run.started")["tools"]) is answerable

@@ -59,7 +59,7 @@ async def test_concurrent_runs_rotate_rate_limited_key_once(make_harness: MakeHa
     server.handler = answer
     harness = make_harness(provider(server.url, keys=[first, second]) | {"agent": {"api_max_retries": 0}})
     runs = await asyncio.gather(*(harness.run(None, route=TO_P) for _ in range(2)))
-    assert [ran.result["final_response"] for ran in runs] == ["Fine."] * 2
+    assert [run.result["final_response"] for run in runs] == ["Fine."] * 2
     assert [request.key for request in server.requests] == [first, first, second, second]
 
 
@@ -70,8 +70,8 @@ async def test_fallback_uses_own_output_limit(harness: Harness, server: ModelSer
     harness.offer(tool("look"))
     cut = Reply(tool_calls=[Call("look", '{"a": "xx')], finish="length")
     server.script, other.script = [cut, Reply(status=403, error="no")], [Reply(text="Done.")]
-    ran = await harness.run(server, model="claude-sonnet-4-6", fallbacks=(spare(other, max_tokens=500),))
-    assert ran.actions() == ["raise_output", "fallback"]
+    run = await harness.run(server, model="claude-sonnet-4-6", fallbacks=(spare(other, max_tokens=500),))
+    assert run.actions() == ["raise_output", "fallback"]
     assert server.requests[1].body["max_tokens"] != 500
     assert other.requests[0].body["max_tokens"] == 500
 
@@ -91,8 +91,8 @@ async def test_fallback_streams_although_primary_did_not(
 ) -> None:
     server.script = [Reply(refuse_stream=True), Reply(status=403, error="no")]
     other.script = [Reply(text="Done.")]
-    ran = await harness.run(server, fallbacks=(spare(other),))
-    assert ran.actions() == ["unstream", "fallback"]
+    run = await harness.run(server, fallbacks=(spare(other),))
+    assert run.actions() == ["unstream", "fallback"]
     assert [request.stream for request in (*server.requests, *other.requests)] == [True, False, True]
 
 
@@ -109,9 +109,9 @@ async def test_answer_ends_with_last_event_on_open_connection(
 
     server.handler = hold
     running = await harness.begin(harness.spec(server, protocol=protocol))
-    ran = await running.end(timeout=2)
-    assert (ran.result["final_response"], ran.result["completed"]) == ("Done.", True)
-    assert (ran.result["input_tokens"], ran.result["output_tokens"]) == (10, 5)
+    run = await running.end(timeout=2)
+    assert (run.result["final_response"], run.result["completed"]) == ("Done.", True)
+    assert (run.result["input_tokens"], run.result["output_tokens"]) == (10, 5)
     await nothing_left(server)
 
 
@@ -158,9 +158,9 @@ async def test_ping_events_extend_idle_timeout_threefold(
         settings = provider(url, protocol, stale_timeout_seconds=0.15)
         harness = make_harness(settings | {"agent": {"api_max_retries": 0}})
         running = await harness.begin(harness.spec(None, route=TO_P))
-        ran = await running.end(timeout=3)
-        assert ran.result["failure"] == "stale"
-        began, ended = ran.event("model.started")["ts"], ran.final["ts"]
+        run = await running.end(timeout=3)
+        assert run.result["failure"] == "stale"
+        began, ended = run.event("model.started")["ts"], run.final["ts"]
         assert 0.15 < ended - began < 1.5
 
 
@@ -215,16 +215,16 @@ async def test_compaction_with_unknown_auxiliary_provider(make_harness: MakeHarn
     harness = make_harness({"model": {"default": "m", "context_length": 6000}, "auxiliary": auxiliary})
     server.handler = lambda _: Reply(text="Done.", continues=False)
     history = [{"role": role, "content": f"{n} " + "word " * 300} for n in range(12) for role in ("user", "assistant")]
-    ran = await harness.run(server, history=history)
-    assert ran.result["final_response"] == "Done."
-    assert ran.events_of("context.compacted")
+    run = await harness.run(server, history=history)
+    assert run.result["final_response"] == "Done."
+    assert run.events_of("context.compacted")
 
 
 async def test_title_with_unknown_auxiliary_provider(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness({"auxiliary": {"title_generation": {"provider": "nonesuch", "model": "z"}}})
     server.handler = lambda _: Reply(text="Done.", continues=False)
-    ran = await harness.run(server, "Where is the tea?", persist=True, session_id=SESSION, kind="session")
-    assert ran.result["completed"] is True
+    run = await harness.run(server, "Where is the tea?", persist=True, session_id=SESSION, kind="session")
+    assert run.result["completed"] is True
     await nothing_left(server)
     session = await harness.app.store.sessions.get_session(SESSION)
     assert session is not None
@@ -235,15 +235,15 @@ async def test_title_with_unknown_auxiliary_provider(make_harness: MakeHarness, 
 
 
 async def test_usage_of_all_continuations_is_counted(harness: Harness, server: ModelServer) -> None:
-    told = [("one ", "length", 100, 50), ("two ", "length", 150, 40), ("three", "stop", 200, 10)]
+    parts = [("one ", "length", 100, 50), ("two ", "length", 150, 40), ("three", "stop", 200, 10)]
     server.script = [
-        Reply(text=text, finish=finish, usage={"input": given, "output": made}, continues=False)
-        for text, finish, given, made in told
+        Reply(text=text, finish=finish, usage={"input": given, "output": output}, continues=False)
+        for text, finish, given, output in parts
     ]
-    ran = await harness.run(server, persist=True, session_id=SESSION)
-    assert ran.result["final_response"] == "one two three"
-    assert (ran.result["input_tokens"], ran.result["output_tokens"]) == (450, 100)
-    assert sum(event["input_tokens"] for event in ran.events_of("usage")) == 450
+    run = await harness.run(server, persist=True, session_id=SESSION)
+    assert run.result["final_response"] == "one two three"
+    assert (run.result["input_tokens"], run.result["output_tokens"]) == (450, 100)
+    assert sum(event["input_tokens"] for event in run.events_of("usage")) == 450
     session = await harness.app.store.sessions.get_session(SESSION)
     assert session is not None
     assert (session["input_tokens"], session["output_tokens"]) == (450, 100)
@@ -260,28 +260,28 @@ async def test_usage_of_empty_answers_is_counted(
 ) -> None:
     empty = Reply(reasoning=thought, usage={"input": 100, "output": 500}, continues=False)
     server.script = [empty, empty, empty, replace(empty, text=answer)]
-    ran = await harness.run(server)
-    assert ran.result["completed"] is completed
-    assert (ran.result["input_tokens"], ran.result["output_tokens"]) == (400, 2000)
-    assert ran.final["usage"]["total_tokens"] == 2400
+    run = await harness.run(server)
+    assert run.result["completed"] is completed
+    assert (run.result["input_tokens"], run.result["output_tokens"]) == (400, 2000)
+    assert run.final["usage"]["total_tokens"] == 2400
 
 
 async def test_usage_of_abandoned_answer_is_counted_once(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Once", finish="content_filter", usage={"input": 100, "output": 50})]
-    ran = await harness.run(server)
-    assert ran.result["final_response"] == "Once"
-    assert (ran.result["input_tokens"], ran.result["output_tokens"]) == (100, 50)
-    assert len(ran.events_of("usage")) == 1
+    run = await harness.run(server)
+    assert run.result["final_response"] == "Once"
+    assert (run.result["input_tokens"], run.result["output_tokens"]) == (100, 50)
+    assert len(run.events_of("usage")) == 1
 
 
 # ---- calls that were not asked for
 
 
 async def test_tool_calls_in_max_iterations_summary_are_dropped(harness: Harness, server: ModelServer) -> None:
-    made: list[Json] = []
+    items: list[Json] = []
 
     async def look(_: Any, args: Json) -> Json:
-        made.append(args)
+        items.append(args)
         return {}
 
     harness.offer(tool("look", look))
@@ -290,12 +290,12 @@ async def test_tool_calls_in_max_iterations_summary_are_dropped(harness: Harness
         Reply(text="So far so good.", tool_calls=[Call("look", {"a": "more"}, id="c2")]),
         Reply(text="Done."),
     ]
-    ran = await harness.run(server, max_iterations=1, persist=True, session_id=SESSION)
-    assert (ran.result["failure"], ran.result["final_response"]) == ("max_iterations", "So far so good.")
-    assert made == [{}]
-    assert ran.events_of("message.completed")[-1]["tool_calls"] == []
+    run = await harness.run(server, max_iterations=1, persist=True, session_id=SESSION)
+    assert (run.result["failure"], run.result["final_response"]) == ("max_iterations", "So far so good.")
+    assert items == [{}]
+    assert run.events_of("message.completed")[-1]["tool_calls"] == []
     assert (await harness.rows(SESSION))[-1].tool_calls in (None, [])
-    assert ran.result["messages"][-1].get("tool_calls") in (None, [])
+    assert run.result["messages"][-1].get("tool_calls") in (None, [])
     await harness.run(server, "go on", persist=True, session_id=SESSION)
     assert "c2" not in body_of(server.requests[-1])
 
@@ -304,10 +304,10 @@ async def test_tool_calls_in_max_iterations_summary_are_dropped(harness: Harness
 async def test_tool_calls_after_tool_limit_are_not_executed(
     harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
-    made: list[Json] = []
+    items: list[Json] = []
 
     async def look(_: Any, args: Json) -> Json:
-        made.append(args)
+        items.append(args)
         return {}
 
     harness.offer(tool("look", look))
@@ -316,9 +316,9 @@ async def test_tool_calls_after_tool_limit_are_not_executed(
         Reply(tool_calls=[Call("look", {"a": "2"})]),
         Reply(text="Done."),
     ]
-    ran = await harness.run(server, protocol=protocol, max_tool_calls=1)
-    assert made == [{"a": "1"}]
-    assert (ran.result["completed"], ran.result["final_response"]) == (True, "Done.")
+    run = await harness.run(server, protocol=protocol, max_tool_calls=1)
+    assert items == [{"a": "1"}]
+    assert (run.result["completed"], run.result["final_response"]) == (True, "Done.")
     assert [bool(request.body.get("tools")) for request in server.requests] == [True, False, False]
 
 
@@ -354,12 +354,12 @@ async def test_faulty_message_is_replaced_by_note_after_compaction(
     harness = make_harness({"model": {"default": "m", "context_length": 6000}})
     await add_turns(harness, server)
     server.handler = refusing(refusal)
-    ran = await harness.run(server, POISON, persist=True, session_id=SESSION)
-    assert ran.result["failure"] == failure
-    assert ran.events_of("context.compacted")
+    run = await harness.run(server, POISON, persist=True, session_id=SESSION)
+    assert run.result["failure"] == failure
+    assert run.events_of("context.compacted")
     server.handler = lambda _: Reply(text="Fine.", continues=False)
-    ran = await harness.run(server, "next", persist=True, session_id=SESSION)
-    assert ran.result["completed"] is True
+    run = await harness.run(server, "next", persist=True, session_id=SESSION)
+    assert run.result["completed"] is True
     assert "POISON" not in body_of(server.requests[-1])
 
 
@@ -369,10 +369,10 @@ async def test_faulty_message_is_replaced_by_note_in_unpersisted_run(
 ) -> None:
     server.script = [Reply(status=status, error="nonsense")] * 4
     history = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
-    ran = await harness.run(server, "POISON", history=history)
-    assert [message["role"] for message in ran.result["messages"]] == ["user", "assistant"] * 2
+    run = await harness.run(server, "POISON", history=history)
+    assert [message["role"] for message in run.result["messages"]] == ["user", "assistant"] * 2
     server.script = [Reply(text="Fine.")]
-    await harness.run(server, "next", history=ran.result["messages"])
+    await harness.run(server, "next", history=run.result["messages"])
     asked = sent(server.requests[-1])
     assert "POISON" not in body_of(server.requests[-1])
     assert (asked[0], asked[-1]) == (("user", "before"), ("user", "next"))
@@ -388,11 +388,11 @@ async def test_answer_ending_in_key_prefix_is_delivered_whole(
     harness: Harness, server: ModelServer, protocol: Protocol, text: str
 ) -> None:
     server.repeat, server.script = True, [Reply(text=text, continues=False)]
-    ran = await harness.run(server, protocol=protocol, persist=True, session_id=SESSION)
-    assert ran.actions() == []
-    assert ran.result["completed"] is True
+    run = await harness.run(server, protocol=protocol, persist=True, session_id=SESSION)
+    assert run.actions() == []
+    assert run.result["completed"] is True
     row = (await harness.rows(SESSION))[-1]
-    assert [ran.result["final_response"], row.content, ran.text()] == [text] * 3
+    assert [run.result["final_response"], row.content, run.text()] == [text] * 3
 
 
 # ---- going on
@@ -405,7 +405,7 @@ async def test_whitespace_between_continuations_is_kept_with_prefill(
     whole = Reply(text=[f"List:{white}", f"{white}- one"], continues=False)
     # Cut in the middle of the second piece, which is lost with it.
     server.handler = scripted(cut_after("- o", whole), Reply(text=f"{white}- one", continues=False))
-    ran = await harness.run(server, model="claude-sonnet-4-5")
-    assert ran.actions() == ["continue"]
+    run = await harness.run(server, model="claude-sonnet-4-5")
+    assert run.actions() == ["continue"]
     assert sent(server.requests[1])[-1] == ("assistant", f"List:{white}")
-    assert ran.result["final_response"] == ran.text() == f"List:{white}{white}- one"
+    assert run.result["final_response"] == run.text() == f"List:{white}{white}- one"

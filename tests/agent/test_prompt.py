@@ -75,14 +75,14 @@ def test_soul_replaces_builtin_identity() -> None:
     assert text.startswith("You are Ada.") and "You are Hermes" not in text
 
 
-@pytest.mark.parametrize(("surface", "words"), [("cli", "terminal"), ("cron", "unattended"), ("subagent", "agent")])
-def test_prompt_has_surface_hint(surface: str, words: str) -> None:
-    assert words in with_(surface=surface)
+@pytest.mark.parametrize(("surface", "hint"), [("cli", "terminal"), ("cron", "unattended"), ("subagent", "agent")])
+def test_prompt_has_surface_hint(surface: str, hint: str) -> None:
+    assert hint in with_(surface=surface)
 
 
 def test_prompt_environment_section() -> None:
     text = build(FULL)
-    assert all(words in text for words in ("Linux", "/work", "bubblewrap", "git, python3"))
+    assert all(part in text for part in ("Linux", "/work", "bubblewrap", "git, python3"))
     assert "Working folder" not in with_(environment=Environment())
 
 
@@ -118,7 +118,7 @@ def test_small_window_gets_lean_prompt() -> None:
     assert len(lean) < 600 < len(full)
     assert lean.startswith("You are Hermes") and "Tools: clarify, memory, todo." in lean
     assert "Working folder: /work" in lean and "Answer in Dutch." in lean
-    assert all(words not in lean for words in ("Skills:", "Use tabs.", "What you remember", "Finish the job"))
+    assert all(part not in lean for part in ("Skills:", "Use tabs.", "What you remember", "Finish the job"))
 
 
 def test_embedded_model_is_told_what_differs_only() -> None:

@@ -37,11 +37,11 @@ class Talking:
 
 @pytest.fixture
 def talking(harness: Harness, server: ModelServer) -> Iterator[Talking]:
-    made = Talking()
-    harness.offer(tool("talk", made.run))
+    tool_calls = Talking()
+    harness.offer(tool("talk", tool_calls.run))
     server.script = [Reply(tool_calls=[Call("talk")]), Reply(text="Done.")]
-    yield made
-    made.go.set()
+    yield tool_calls
+    tool_calls.go.set()
 
 
 def outputs(events: list[Json]) -> list[tuple[str, int, str]]:
@@ -54,8 +54,8 @@ async def test_blocking_tool_output_is_streamed_with_labels(
     running = await harness.begin(harness.spec(server))
     await running.until(lambda events: len(outputs(events)) == 2, timeout=2)
     talking.go.set()
-    ran = await running.end()
-    assert outputs(ran.events) == [("stdout", 0, "made\n"), ("stderr", 0, "warned\n"), ("stdout", 5, "done\n")]
+    run = await running.end()
+    assert outputs(run.events) == [("stdout", 0, "made\n"), ("stderr", 0, "warned\n"), ("stdout", 5, "done\n")]
 
 
 async def test_late_subscriber_sees_blocking_tool_output_with_labels(
@@ -66,15 +66,15 @@ async def test_late_subscriber_sees_blocking_tool_output_with_labels(
     late = Running(harness, early._live)
     await late.until(lambda events: len(outputs(events)) == 2, timeout=2)
     talking.go.set()
-    ran = await early.end()
-    assert outputs((await late.end()).events) == outputs(ran.events)
+    run = await early.end()
+    assert outputs((await late.end()).events) == outputs(run.events)
 
 
 # ---- secrets
 
 
-def leaks(ran: CompletedRun) -> list[str]:
-    return [event["type"] for event in ran.events if KEY in json.dumps(event)]
+def leaks(run: CompletedRun) -> list[str]:
+    return [event["type"] for event in run.events if KEY in json.dumps(event)]
 
 
 @each_protocol
@@ -83,17 +83,17 @@ async def test_key_in_tool_arguments_is_redacted_in_events(
 ) -> None:
     harness.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look", {"a": f"use {KEY} here"})]), Reply(text="Done.")]
-    ran = await harness.run(server, protocol=protocol)
-    assert leaks(ran) == []
-    (call,) = ran.events_of("message.completed")[0]["tool_calls"]
+    run = await harness.run(server, protocol=protocol)
+    assert leaks(run) == []
+    (call,) = run.events_of("message.completed")[0]["tool_calls"]
     assert json.loads(call["arguments"]) == {"a": f"use {MARK} here"}
 
 
 async def test_key_in_tool_arguments_is_redacted_in_replay(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look", {"a": KEY})]), Reply(text="Done.")]
-    ran = await harness.run(server, persist=True)
-    again = [event.as_dict() async for event in harness.engine.subscribe(ran.spec.run_id)]
+    run = await harness.run(server, persist=True)
+    again = [event.as_dict() async for event in harness.engine.subscribe(run.spec.run_id)]
     assert KEY not in json.dumps(again)
 
 
@@ -111,10 +111,10 @@ async def test_key_in_tool_exception_is_redacted_in_log(
 
     harness.offer(tool("look", fail if blocking else fail_softly))
     server.script = [Reply(tool_calls=[Call("look")]), Reply(text="Done.")]
-    ran = await harness.run(server)
-    assert ran.result["completed"] is True
+    run = await harness.run(server)
+    assert run.result["completed"] is True
     assert "look" in caplog.text
     assert "could not use" in caplog.text
     assert KEY not in caplog.text
     assert not any(KEY in str(record.exc_info) + (record.exc_text or "") for record in caplog.records)
-    assert leaks(ran) == []
+    assert leaks(run) == []

@@ -44,9 +44,9 @@ def script(server: ModelServer, *calls: Call, then: str = "Done.") -> None:
 async def one_round(harness: Harness, server: ModelServer, *calls: Call, **fields: Any) -> CompletedRun:
     """A turn of one message with these calls and an answer after them."""
     script(server, *calls)
-    ran = await harness.run(server, **fields)
-    assert ran.result["final_response"] == "Done."
-    return ran
+    run = await harness.run(server, **fields)
+    assert run.result["final_response"] == "Done."
+    return run
 
 
 # ---- order
@@ -69,12 +69,12 @@ async def test_non_conflicting_calls_run_in_parallel_in_result_order(
 
     harness.offer(tool("look", look, **reading()))
     calls = [Call("look", {"a": "one"}), Call("look", {"a": "two"})]
-    ran = await one_round(harness, server, *calls, protocol=protocol)
-    ids = [call["id"] for call in ran.events_of("message.completed")[0]["tool_calls"]]
-    assert [event["call_id"] for event in ran.events_of("tool.finished")] == ids[::-1]
-    assert ran.tool_results() == [{"saw": "one"}, {"saw": "two"}]
-    said = "".join(text for _, text in sent(server.requests[1], "tool"))
-    assert said == '{"saw": "one"}{"saw": "two"}'
+    run = await one_round(harness, server, *calls, protocol=protocol)
+    ids = [call["id"] for call in run.events_of("message.completed")[0]["tool_calls"]]
+    assert [event["call_id"] for event in run.events_of("tool.finished")] == ids[::-1]
+    assert run.tool_results() == [{"saw": "one"}, {"saw": "two"}]
+    text = "".join(text for _, text in sent(server.requests[1], "tool"))
+    assert text == '{"saw": "one"}{"saw": "two"}'
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ async def test_read_calls_never_conflict(harness: Harness, server: ModelServer) 
         return {"ok": True}
 
     harness.offer(tool("look", look, effect="read", scope=lambda _: frozenset({"*"})))
-    ran = await one_round(harness, server, Call("look", {"a": "one"}), Call("look", {"a": "two"}))
-    assert [event["status"] for event in ran.events_of("tool.finished")] == ["ok", "ok"]
+    run = await one_round(harness, server, Call("look", {"a": "one"}), Call("look", {"a": "two"}))
+    assert [event["status"] for event in run.events_of("tool.finished")] == ["ok", "ok"]
 
 
 async def test_max_parallel_tools_setting(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -148,9 +148,9 @@ async def test_tool_results_are_in_order_of_calls(harness: Harness, server: Mode
         return {"saw": args["a"]}
 
     harness.offer(tool("look", look, **reading()))
-    ran = await one_round(harness, server, *[Call("look", {"a": str(n)}) for n in range(8)], persist=True)
-    assert ran.tool_results() == [{"saw": str(n)} for n in range(8)]
-    rows = [row for row in await harness.rows(ran.spec.session_id) if row.role == "tool"]
+    run = await one_round(harness, server, *[Call("look", {"a": str(n)}) for n in range(8)], persist=True)
+    assert run.tool_results() == [{"saw": str(n)} for n in range(8)]
+    rows = [row for row in await harness.rows(run.spec.session_id) if row.role == "tool"]
     assert [json.loads(str(row.content))["saw"] for row in rows] == [str(n) for n in range(8)]
 
 
@@ -158,11 +158,11 @@ async def test_identical_calls_are_executed_once(harness: Harness, server: Model
     calls: list[Json] = []
     harness.offer(tool("look", recording(calls)))
     same = [Call("look", '{"a": "x"}'), Call("look", '{ "a":"x" }'), Call("look", {"a": "y"})]
-    ran = await one_round(harness, server, *same)
+    run = await one_round(harness, server, *same)
     assert sorted(calls, key=str) == [{"a": "x"}, {"a": "y"}]
-    assert ran.tool_results() == [{"ok": True}] * 3
-    ids = [call["id"] for call in ran.events_of("message.completed")[0]["tool_calls"]]
-    assert [m["tool_call_id"] for m in ran.result["messages"] if m["role"] == "tool"] == ids
+    assert run.tool_results() == [{"ok": True}] * 3
+    ids = [call["id"] for call in run.events_of("message.completed")[0]["tool_calls"]]
+    assert [m["tool_call_id"] for m in run.result["messages"] if m["role"] == "tool"] == ids
 
 
 async def test_tool_started_is_recorded_before_execution(harness: Harness, server: ModelServer) -> None:
@@ -208,10 +208,10 @@ NEAR_NAMES = [
 async def test_tool_name_is_repaired_before_it_is_recorded(harness: Harness, server: ModelServer, name: str) -> None:
     calls: list[Json] = []
     harness.offer(tool("look_up", recording(calls)))
-    ran = await one_round(harness, server, Call(name))
+    run = await one_round(harness, server, Call(name))
     assert calls == [{}]
-    assert ran.event("tool.finished")["name"] == "look_up"
-    assert [call["name"] for call in ran.events_of("message.completed")[0]["tool_calls"]] == ["look_up"]
+    assert run.event("tool.finished")["name"] == "look_up"
+    assert [call["name"] for call in run.events_of("message.completed")[0]["tool_calls"]] == ["look_up"]
     (again,) = [m["tool_calls"] for m in server.requests[1].body["messages"] if m.get("tool_calls")]
     assert [call["function"]["name"] for call in again] == ["look_up"], "some providers refuse other names"
 
@@ -222,9 +222,9 @@ async def test_client_tool_name_is_repaired(
     harness: Harness, server: ModelServer, name: str, protocol: Protocol
 ) -> None:
     server.script = [Reply(tool_calls=[Call(name, id="c1")])]
-    ran = await harness.run(server, protocol=protocol, client_tools=(client_tool("look_up"),))
-    assert [call["function"]["name"] for call in ran.result["pending_calls"]] == ["look_up"]
-    assert [call["name"] for call in ran.event("message.completed")["tool_calls"]] == ["look_up"]
+    run = await harness.run(server, protocol=protocol, client_tools=(client_tool("look_up"),))
+    assert [call["function"]["name"] for call in run.result["pending_calls"]] == ["look_up"]
+    assert [call["name"] for call in run.event("message.completed")["tool_calls"]] == ["look_up"]
 
 
 # ---- calls that the provider passed on as text
@@ -256,11 +256,11 @@ async def test_leaked_call_is_executed_and_hidden(
         ),
         Reply(text="Done."),
     ]
-    ran = await harness.run(server, protocol=protocol)
+    run = await harness.run(server, protocol=protocol)
     assert calls == [{"n": 5}]
-    assert ran.text() == "Let me see. Done."
-    assert ran.result["final_response"] == "Done."
-    assert [m["content"] for m in ran.result["messages"] if m["role"] == "assistant"] == ["Let me see. ", "Done."]
+    assert run.text() == "Let me see. Done."
+    assert run.result["final_response"] == "Done."
+    assert [m["content"] for m in run.result["messages"] if m["role"] == "assistant"] == ["Let me see. ", "Done."]
     assert block not in json.dumps(server.requests[1].body, ensure_ascii=False)
 
 
@@ -268,10 +268,10 @@ async def test_leaked_call_is_executed_and_hidden(
 async def test_leaked_client_tool_call_is_handed_on(harness: Harness, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(text="<function=ring><parameter=n>5</parameter></function>")]
     shown = {"type": "function", "function": {"name": "ring", "parameters": NUMBER}}
-    ran = await harness.run(server, protocol=protocol, client_tools=(shown,))
-    (call,) = ran.result["pending_calls"]
+    run = await harness.run(server, protocol=protocol, client_tools=(shown,))
+    (call,) = run.result["pending_calls"]
     assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("ring", {"n": 5})
-    assert (ran.text(), ran.final["finish_reason"]) == ("", "tool_calls")
+    assert (run.text(), run.final["finish_reason"]) == ("", "tool_calls")
 
 
 @each_protocol
@@ -280,24 +280,24 @@ async def test_invalid_leaked_call_is_removed_and_retried(
 ) -> None:
     harness.offer(tool("look"))
     server.script = [Reply(text='So.<tool_call>{"name": "nonsense"}</tool_call>'), Reply(text=" All done.")]
-    ran = await harness.run(server, protocol=protocol)
-    assert ran.result["final_response"] == ran.text() == "So. All done."
-    assert ran.event("model.retrying")["failure"] == "missing_call"
-    assert ran.events_of("tool.started") == []
+    run = await harness.run(server, protocol=protocol)
+    assert run.result["final_response"] == run.text() == "So. All done."
+    assert run.event("model.retrying")["failure"] == "missing_call"
+    assert run.events_of("tool.started") == []
 
 
 async def test_leaked_call_is_removed_without_offered_tools(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text='Five.<tool_call>{"name": "look"}</tool_call>')]
-    ran = await harness.run(server)
-    assert (ran.result["final_response"], ran.actions()) == ("Five.", [])
+    run = await harness.run(server)
+    assert (run.result["final_response"], run.actions()) == ("Five.", [])
 
 
 async def test_leaked_call_in_code_block_is_text(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("look"))
     text = 'Write:\n```\n<tool_call>{"name": "look"}</tool_call>\n```\n'
     server.script = [Reply(text=[*text])]
-    ran = await harness.run(server)
-    assert (ran.result["final_response"], ran.events_of("tool.started")) == (text, [])
+    run = await harness.run(server)
+    assert (run.result["final_response"], run.events_of("tool.started")) == (text, [])
 
 
 async def test_leaked_call_in_broken_stream_is_not_executed_twice(harness: Harness, server: ModelServer) -> None:
@@ -305,53 +305,53 @@ async def test_leaked_call_in_broken_stream_is_not_executed_twice(harness: Harne
     harness.offer(tool("look", recording(calls)))
     block = '<tool_call>{"name": "look"}</tool_call>'
     server.script = [Reply(text=["See. ", block], error_event={}), Reply(text=f"See. {block}"), Reply(text="Done.")]
-    ran = await harness.run(server)
-    assert (len(calls), ran.text()) == (1, "See. Done.")
+    run = await harness.run(server)
+    assert (len(calls), run.text()) == (1, "See. Done.")
 
 
 async def test_unknown_tool_suggests_five_nearest_names(harness: Harness, server: ModelServer) -> None:
     names = ["read_file", "write_file", "read_files", "reed_file", "read_filed", "bread_file", "zzz"]
     harness.offer(*(tool(name) for name in names))
-    ran = await one_round(harness, server, Call("raed_file"))
-    answer = ran.tool_results()[0]
+    run = await one_round(harness, server, Call("raed_file"))
+    answer = run.tool_results()[0]
     assert answer["code"] == "unknown_tool"
-    told = json.dumps(answer)
-    assert sum(f"{name}" in told.replace("raed_file", "") for name in ["read_file", "zzz"]) == 1
-    assert ran.event("tool.finished")["status"] == "error"
+    text = json.dumps(answer)
+    assert sum(f"{name}" in text.replace("raed_file", "") for name in ["read_file", "zzz"]) == 1
+    assert run.event("tool.finished")["status"] == "error"
 
 
 @pytest.mark.parametrize("call", [Call("nonsense"), Call("look", "[5]")], ids=["unknown", "bad arguments"])
 async def test_call_that_never_starts_has_no_tool_started(harness: Harness, server: ModelServer, call: Call) -> None:
     harness.offer(tool("look"))
-    ran = await one_round(harness, server, call)
-    assert ran.events_of("tool.started") == []
+    run = await one_round(harness, server, call)
+    assert run.events_of("tool.started") == []
 
 
 async def test_unknown_tool_does_not_block_other_calls(harness: Harness, server: ModelServer) -> None:
     calls: list[Json] = []
     harness.offer(tool("look", recording(calls)))
-    ran = await one_round(harness, server, Call("nonsense"), Call("look"))
+    run = await one_round(harness, server, Call("nonsense"), Call("look"))
     assert calls == [{}]
-    assert [answer.get("code") for answer in ran.tool_results()] == ["unknown_tool", None]
+    assert [answer.get("code") for answer in run.tool_results()] == ["unknown_tool", None]
 
 
 async def test_three_steps_of_invalid_calls_end_turn_with_text(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("look"))
     server.script = [Reply(text=f"Try {n}.", tool_calls=[Call("nonsense", {"a": str(n)})]) for n in range(3)]
-    ran = await harness.run(server)
-    assert ran.final["type"] == "run.failed"
-    assert (ran.result["failure"], ran.result["error_code"]) == ("invalid_calls", "agent_incomplete")
+    run = await harness.run(server)
+    assert run.final["type"] == "run.failed"
+    assert (run.result["failure"], run.result["error_code"]) == ("invalid_calls", "agent_incomplete")
     assert len(server.requests) == 3
-    assert ran.result["final_response"] == "Try 2."
-    assert ran.result["failed"] is True
+    assert run.result["final_response"] == "Try 2."
+    assert run.result["failed"] is True
 
 
 async def test_valid_call_resets_count_of_invalid_steps(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("look"))
     bad = [Reply(tool_calls=[Call("nonsense", {"a": str(n)})]) for n in range(4)]
     server.script = [*bad[:2], Reply(tool_calls=[Call("look")]), *bad[2:], Reply(text="Done.")]
-    ran = await harness.run(server)
-    assert ran.result["final_response"] == "Done."
+    run = await harness.run(server)
+    assert run.result["final_response"] == "Done."
 
 
 # ---- arguments
@@ -360,7 +360,7 @@ TYPED = schema(["n"], n={"type": "integer"}, b={"type": "boolean"}, x={"type": "
 
 
 @pytest.mark.parametrize(
-    ("given", "got"),
+    ("given", "expected"),
     [
         ('{"n": "5"}', {"n": 5}),
         ('{"n": 5.0}', {"n": 5}),
@@ -373,12 +373,12 @@ TYPED = schema(["n"], n={"type": "integer"}, b={"type": "boolean"}, x={"type": "
     ],
 )
 async def test_tool_arguments_are_repaired_and_coerced(
-    harness: Harness, server: ModelServer, given: str, got: Json
+    harness: Harness, server: ModelServer, given: str, expected: Json
 ) -> None:
     calls: list[Json] = []
     harness.offer(tool("look", recording(calls), parameters=TYPED))
     await one_round(harness, server, Call("look", given))
-    assert calls == [got]
+    assert calls == [expected]
 
 
 @pytest.mark.parametrize(
@@ -387,10 +387,10 @@ async def test_tool_arguments_are_repaired_and_coerced(
 async def test_invalid_tool_arguments_are_not_executed(harness: Harness, server: ModelServer, given: str) -> None:
     calls: list[Json] = []
     harness.offer(tool("look", recording(calls), parameters=TYPED))
-    ran = await one_round(harness, server, Call("look", given))
+    run = await one_round(harness, server, Call("look", given))
     assert calls == []
-    assert ran.tool_results()[0]["code"] == "invalid_arguments"
-    assert ran.event("tool.finished")["status"] == "error"
+    assert run.tool_results()[0]["code"] == "invalid_arguments"
+    assert run.event("tool.finished")["status"] == "error"
 
 
 class _Wait(ToolArguments):
@@ -399,14 +399,14 @@ class _Wait(ToolArguments):
 
 async def test_number_too_large_for_a_float_is_an_invalid_argument(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("wait", arguments=_Wait))
-    ran = await one_round(harness, server, Call("wait", json.dumps({"seconds": 10**400})))
-    assert ran.tool_results()[0]["code"] == "invalid_arguments"
+    run = await one_round(harness, server, Call("wait", json.dumps({"seconds": 10**400})))
+    assert run.tool_results()[0]["code"] == "invalid_arguments"
 
 
 async def test_broken_json_arguments_report_position(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("look", parameters=TYPED))
-    ran = await one_round(harness, server, Call("look", '{"n": five}'))
-    assert any(place in ran.tool_results()[0]["error"] for place in ("6", "7"))
+    run = await one_round(harness, server, Call("look", '{"n": five}'))
+    assert any(place in run.tool_results()[0]["error"] for place in ("6", "7"))
 
 
 async def test_empty_arguments_mean_empty_object(harness: Harness, server: ModelServer) -> None:
@@ -419,15 +419,15 @@ async def test_empty_arguments_mean_empty_object(harness: Harness, server: Model
 async def test_recorded_tool_arguments_are_redacted(harness: Harness, server: ModelServer) -> None:
     calls: list[Json] = []
     harness.offer(tool("look", recording(calls)))
-    ran = await one_round(harness, server, Call("look", {"a": f"use {KEY}"}))
+    run = await one_round(harness, server, Call("look", {"a": f"use {KEY}"}))
     assert calls == [{"a": f"use {KEY}"}]
-    assert KEY not in json.dumps(ran.events_of("tool.started", "tool.finished"))
+    assert KEY not in json.dumps(run.events_of("tool.started", "tool.finished"))
 
 
 async def test_tool_preview_is_at_most_200_characters(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("look"))
-    ran = await one_round(harness, server, Call("look", {"a": "x" * 5000}))
-    assert len(ran.event("tool.started")["preview"]) <= 200
+    run = await one_round(harness, server, Call("look", {"a": "x" * 5000}))
+    assert len(run.event("tool.started")["preview"]) <= 200
 
 
 # ---- tools that go wrong
@@ -440,13 +440,13 @@ async def test_tool_exception_is_tool_crashed_with_traceback_in_log_only(
         raise ZeroDivisionError("by nought")
 
     harness.offer(tool("look", crash))
-    ran = await one_round(harness, server, Call("look"))
-    answer = ran.tool_results()[0]
+    run = await one_round(harness, server, Call("look"))
+    answer = run.tool_results()[0]
     assert answer["code"] == "tool_crashed"
     assert answer["error"]
-    assert "Traceback" not in json.dumps(ran.result)
+    assert "Traceback" not in json.dumps(run.result)
     assert "Traceback" in caplog.text
-    finished = ran.event("tool.finished")
+    finished = run.event("tool.finished")
     assert (finished["status"], finished["code"]) == ("error", "tool_crashed")
 
 
@@ -458,8 +458,8 @@ async def test_timeout_error_raised_by_tool_is_tool_crashed(
         raise TimeoutError("the other side is silent")
 
     harness.offer(tool("look", crash, timeout_s=limit))
-    ran = await one_round(harness, server, Call("look"))
-    assert ran.tool_results()[0]["code"] == "tool_crashed"
+    run = await one_round(harness, server, Call("look"))
+    assert run.tool_results()[0]["code"] == "tool_crashed"
 
 
 async def test_tool_error_is_answer(harness: Harness, server: ModelServer) -> None:
@@ -467,9 +467,9 @@ async def test_tool_error_is_answer(harness: Harness, server: ModelServer) -> No
         raise ToolError("There is no such place.", "not_found", "Look elsewhere.")
 
     harness.offer(tool("look", refuse))
-    ran = await one_round(harness, server, Call("look"))
-    assert ran.tool_results() == [{"error": "There is no such place.", "code": "not_found", "hint": "Look elsewhere."}]
-    assert (ran.event("tool.finished")["status"], ran.event("tool.finished")["code"]) == ("error", "not_found")
+    run = await one_round(harness, server, Call("look"))
+    assert run.tool_results() == [{"error": "There is no such place.", "code": "not_found", "hint": "Look elsewhere."}]
+    assert (run.event("tool.finished")["status"], run.event("tool.finished")["code"]) == ("error", "not_found")
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["coroutine", "blocking"])
@@ -483,9 +483,9 @@ async def test_tool_timeout_cancels_call(harness: Harness, server: ModelServer, 
         return {}
 
     harness.offer(tool("look", thread if blocking else coroutine, timeout_s=0.05))
-    ran = await one_round(harness, server, Call("look"))
-    assert ran.tool_results()[0]["code"] == "timeout"
-    assert ran.event("tool.finished")["status"] == "timeout"
+    run = await one_round(harness, server, Call("look"))
+    assert run.tool_results()[0]["code"] == "timeout"
+    assert run.event("tool.finished")["status"] == "timeout"
     await nothing_left(server)
 
 
@@ -531,8 +531,8 @@ async def test_stubborn_blocking_tool_is_abandoned(
         return {"late": True}
 
     harness.offer(tool("look", deaf, timeout_s=0.05))
-    ran = await one_round(harness, server, Call("look"))
-    assert ran.tool_results()[0]["code"] == "timeout"
+    run = await one_round(harness, server, Call("look"))
+    assert run.tool_results()[0]["code"] == "timeout"
     assert harness.app.services.threads.abandoned == 1
     release.set()
 
@@ -552,8 +552,8 @@ async def test_blocking_tool_runs_in_thread(harness: Harness, server: ModelServe
 
     loop = asyncio.get_running_loop()
     harness.offer(tool("look", block))
-    ran = await one_round(harness, server, Call("look"))
-    assert ran.tool_results() == [{"ok": True}]
+    run = await one_round(harness, server, Call("look"))
+    assert run.tool_results() == [{"ok": True}]
     assert where != [threading.current_thread().name]
 
 
@@ -565,9 +565,9 @@ async def test_tool_output_has_offsets_and_is_redacted(harness: Harness, server:
         return {"ok": True}
 
     harness.offer(tool("talk", talk))
-    ran = await one_round(harness, server, Call("talk"))
+    run = await one_round(harness, server, Call("talk"))
     printed = ""
-    for event in ran.events_of("tool.output"):
+    for event in run.events_of("tool.output"):
         assert event["offset"] == len(printed)
         printed += event["text"]
     assert printed == "Grüße\nkey [redacted]\n"
@@ -587,25 +587,25 @@ async def test_client_tool_call_is_pending_after_server_calls(
     calls: list[Json] = []
     harness.offer(tool("look", recording(calls)))
     server.script = [Reply(text="Wait.", tool_calls=[Call("ring"), Call("look")])]
-    ran = await harness.run(server, protocol=protocol, client_tools=(client_tool("ring"),))
+    run = await harness.run(server, protocol=protocol, client_tools=(client_tool("ring"),))
     assert calls == [{}]
-    assert ran.final["type"] == "run.completed"
-    assert ran.final["finish_reason"] == "tool_calls"
-    pending = ran.result["pending_calls"]
+    assert run.final["type"] == "run.completed"
+    assert run.final["finish_reason"] == "tool_calls"
+    pending = run.result["pending_calls"]
     assert [call["function"]["name"] for call in pending] == ["ring"]
-    assert pending == ran.final["pending_calls"]
-    assert ran.result["completed"] is True
-    assert [event["name"] for event in ran.events_of("tool.started")] == ["look"]
+    assert pending == run.final["pending_calls"]
+    assert run.result["completed"] is True
+    assert [event["name"] for event in run.events_of("tool.started")] == ["look"]
 
 
 async def test_client_tool_hides_server_tool_of_same_name(harness: Harness, server: ModelServer) -> None:
     calls: list[Json] = []
     harness.offer(tool("look", recording(calls)))
     server.script = [Reply(tool_calls=[Call("look")])]
-    ran = await harness.run(server, client_tools=(client_tool("look"),))
+    run = await harness.run(server, client_tools=(client_tool("look"),))
     assert [entry["function"]["name"] for entry in server.requests[0].body["tools"]] == ["look"]
     assert calls == []
-    assert len(ran.result["pending_calls"]) == 1
+    assert len(run.result["pending_calls"]) == 1
 
 
 async def test_required_tool_choice_limits_first_call_to_client_tools(harness: Harness, server: ModelServer) -> None:
@@ -627,8 +627,8 @@ async def test_tools_are_offered_sorted_by_name(harness: Harness, server: ModelS
 async def test_policy_only_removes_toolsets(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("look", toolset="x"), tool("act", toolset="y"))
     server.script = [Reply(text="Done.")]
-    ran = await harness.run(server, tool_policy=frozenset({"x", "z"}))
-    assert ran.event("run.started")["tools"] == ["look"]
+    run = await harness.run(server, tool_policy=frozenset({"x", "z"}))
+    assert run.event("run.started")["tools"] == ["look"]
 
 
 # ---- limits
@@ -641,31 +641,31 @@ async def test_max_iterations_ends_with_summary_without_tools(
     harness.offer(tool("look"))
     looks = [Reply(text=f"Look {n}.", tool_calls=[Call("look", {"a": str(n)})]) for n in range(2)]
     server.script = [*looks, Reply(text="I looked twice.")]
-    ran = await harness.run(server, protocol=protocol, max_iterations=2)
-    assert ran.final["type"] == "run.failed"
-    assert ran.final["failure"] == ran.result["error_code"] == "max_iterations"
-    assert ran.result["final_response"] == "I looked twice."
-    assert (ran.result["failed"], ran.result["partial"], ran.result["completed"]) == (False, True, False)
+    run = await harness.run(server, protocol=protocol, max_iterations=2)
+    assert run.final["type"] == "run.failed"
+    assert run.final["failure"] == run.result["error_code"] == "max_iterations"
+    assert run.result["final_response"] == "I looked twice."
+    assert (run.result["failed"], run.result["partial"], run.result["completed"]) == (False, True, False)
     assert not server.requests[2].body.get("tools")
-    assert [m["role"] for m in ran.result["messages"]] == ["user", *["assistant", "tool"] * 2, "assistant"]
-    assert len(ran.events_of("tool.started")) == 2
+    assert [m["role"] for m in run.result["messages"]] == ["user", *["assistant", "tool"] * 2, "assistant"]
+    assert len(run.events_of("tool.started")) == 2
 
 
 async def test_max_turns_setting(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness({"agent": {"max_turns": 1}})
     harness.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look")]), Reply(text="Summary.")]
-    ran = await harness.run(server)
-    assert ran.result["failure"] == "max_iterations"
+    run = await harness.run(server)
+    assert run.result["failure"] == "max_iterations"
 
 
 async def test_max_iterations_without_summary_fails(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look")]), Reply(status=403)]
-    ran = await harness.run(server, max_iterations=1)
-    assert ran.final["type"] == "run.failed"
-    assert ran.result["failed"] is True
-    assert ran.result["final_response"] == ""
+    run = await harness.run(server, max_iterations=1)
+    assert run.final["type"] == "run.failed"
+    assert run.result["failed"] is True
+    assert run.result["final_response"] == ""
 
 
 @each_protocol
@@ -678,17 +678,17 @@ async def test_tool_call_limit_forces_answer_without_tools(
         Reply(tool_calls=[Call("look", {"a": "2"})]),
         Reply(text="Done."),
     ]
-    ran = await harness.run(server, protocol=protocol, max_tool_calls=2)
+    run = await harness.run(server, protocol=protocol, max_tool_calls=2)
     assert [bool(request.body.get("tools")) for request in server.requests] == [True, True, False]
-    assert ran.result["final_response"] == "Done."
-    assert ran.final["type"] == "run.completed"
+    assert run.result["final_response"] == "Done."
+    assert run.final["type"] == "run.completed"
 
 
 # ---- the loop guard
 
 
-def hints(ran: CompletedRun) -> list[bool]:
-    return ["hint" in answer for answer in ran.tool_results()]
+def hints(run: CompletedRun) -> list[bool]:
+    return ["hint" in answer for answer in run.tool_results()]
 
 
 async def test_repeated_failing_call_gets_hint(harness: Harness, server: ModelServer) -> None:
@@ -712,9 +712,9 @@ async def test_tool_failing_three_times_gets_hint(harness: Harness, server: Mode
 async def test_repeated_read_with_same_result_gets_hint(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("look", **reading()))
     server.script = [*[Reply(tool_calls=[Call("look", {"a": "x"})])] * 2, Reply(text="Done.")]
-    ran = await harness.run(server)
-    assert hints(ran) == [False, True]
-    assert ran.tool_results()[1]["echo"] == {"a": "x"}
+    run = await harness.run(server)
+    assert hints(run) == [False, True]
+    assert run.tool_results()[1]["echo"] == {"a": "x"}
 
 
 async def test_repeated_call_with_effect_gets_no_hint(harness: Harness, server: ModelServer) -> None:
@@ -731,9 +731,9 @@ async def test_tool_calls_are_separated_for_any_numbering(harness: Harness, serv
     harness.offer(tool("look", **reading()))
     calls = [Call("look", ['{"a": ', '"one"}']), Call("look", ['{"a": ', '"two"}'])]
     server.script = [Reply(tool_calls=calls, **odd), Reply(text="Done.")]
-    ran = await harness.run(server)
-    assert ran.tool_results() == [{"echo": {"a": "one"}}, {"echo": {"a": "two"}}]
-    ids = [call["id"] for call in ran.events_of("message.completed")[0]["tool_calls"]]
+    run = await harness.run(server)
+    assert run.tool_results() == [{"echo": {"a": "one"}}, {"echo": {"a": "two"}}]
+    ids = [call["id"] for call in run.events_of("message.completed")[0]["tool_calls"]]
     assert len(set(ids)) == 2
     assert all(ids)
 
@@ -746,18 +746,18 @@ async def test_tool_result_is_sent_as_unicode(harness: Harness, server: ModelSer
 
 async def test_tool_result_is_redacted_for_model_row_and_log(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("look", lambda _, __: {"saw": [f"key {KEY}", {"deep": KEY}]}))
-    ran = await one_round(harness, server, Call("look"), persist=True)
+    run = await one_round(harness, server, Call("look"), persist=True)
     assert KEY not in json.dumps(server.requests[1].body)
-    assert KEY not in json.dumps(ran.events)
-    assert KEY not in repr(await harness.rows(ran.spec.session_id))
-    assert ran.tool_results() == [{"saw": ["key [redacted]", {"deep": "[redacted]"}]}]
+    assert KEY not in json.dumps(run.events)
+    assert KEY not in repr(await harness.rows(run.spec.session_id))
+    assert run.tool_results() == [{"saw": ["key [redacted]", {"deep": "[redacted]"}]}]
 
 
 @pytest.mark.parametrize("answer", ["plain text", None, ["a", "list"], {"when": object()}])
 async def test_malformed_tool_answer_breaks_only_its_call(harness: Harness, server: ModelServer, answer: Any) -> None:
     harness.offer(tool("look", lambda _, __: answer))
-    ran = await one_round(harness, server, Call("look"))
-    assert ran.result["messages"][2]["content"]
+    run = await one_round(harness, server, Call("look"))
+    assert run.result["messages"][2]["content"]
 
 
 async def test_tool_output_streams_have_own_offsets(harness: Harness, server: ModelServer) -> None:
@@ -768,12 +768,12 @@ async def test_tool_output_streams_have_own_offsets(harness: Harness, server: Mo
         return {"ok": True}
 
     harness.offer(tool("talk", talk))
-    ran = await one_round(harness, server, Call("talk"))
-    told: dict[str, str] = {}
-    for event in ran.events_of("tool.output"):
-        assert event["offset"] == len(told.get(event["stream"], ""))
-        told[event["stream"]] = told.get(event["stream"], "") + event["text"]
-    assert told == {"stdout": "one\ntwo\n", "stderr": "oops\n", "info": "note\n"}
+    run = await one_round(harness, server, Call("talk"))
+    outputs: dict[str, str] = {}
+    for event in run.events_of("tool.output"):
+        assert event["offset"] == len(outputs.get(event["stream"], ""))
+        outputs[event["stream"]] = outputs.get(event["stream"], "") + event["text"]
+    assert outputs == {"stdout": "one\ntwo\n", "stderr": "oops\n", "info": "note\n"}
 
 
 async def test_blocking_tool_can_emit_from_thread(harness: Harness, server: ModelServer) -> None:
@@ -783,8 +783,8 @@ async def test_blocking_tool_can_emit_from_thread(harness: Harness, server: Mode
         return {"ok": True}
 
     harness.offer(tool("talk", talk))
-    ran = await one_round(harness, server, Call("talk"))
-    assert "".join(e["text"] for e in ran.events_of("tool.output")) == "".join(f"{n}\n" for n in range(50))
+    run = await one_round(harness, server, Call("talk"))
+    assert "".join(e["text"] for e in run.events_of("tool.output")) == "".join(f"{n}\n" for n in range(50))
 
 
 async def test_output_of_abandoned_tool_is_dropped(
@@ -800,12 +800,12 @@ async def test_output_of_abandoned_tool_is_dropped(
         return {"late": True}
 
     harness.offer(tool("look", deaf, timeout_s=0.05))
-    ran = await one_round(harness, server, Call("look"), persist=True)
+    run = await one_round(harness, server, Call("look"), persist=True)
     release.set()
     while not over.is_set():
         await asyncio.sleep(0.005)
     await asyncio.sleep(0.05)
-    assert "late" not in json.dumps(ran.events)
+    assert "late" not in json.dumps(run.events)
     assert caplog.records == []
 
 
@@ -817,17 +817,17 @@ async def test_clarify_runs_alone(harness: Harness, server: ModelServer) -> None
     await asyncio.sleep(0.03)
     assert [event["name"] for event in running.events if event["type"] == "tool.started"] == ["clarify"]
     await running.control("answer", id=asked["request_id"], answer="this")
-    ran = await running.end()
-    assert [event["name"] for event in ran.events_of("tool.started")] == ["clarify", "look"]
+    run = await running.end()
+    assert [event["name"] for event in run.events_of("tool.started")] == ["clarify", "look"]
 
 
 @pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"max_tool_calls": 0}], ids=["none", "no calls"])
 async def test_tool_choice_none(harness: Harness, server: ModelServer, fields: Json) -> None:
     harness.offer(tool("look"))
     server.script = [Reply(text="Done.")]
-    ran = await harness.run(server, **fields)
+    run = await harness.run(server, **fields)
     assert not server.requests[0].body.get("tools")
-    assert ran.result["final_response"] == "Done."
+    assert run.result["final_response"] == "Done."
 
 
 async def test_named_tool_choice_limits_first_call(harness: Harness, server: ModelServer) -> None:
@@ -843,8 +843,8 @@ async def test_named_tool_choice_limits_first_call(harness: Harness, server: Mod
 async def test_single_iteration_is_enough_for_answer(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("look"))
     server.script = [Reply(text="Done.")]
-    ran = await harness.run(server, max_iterations=1)
-    assert ran.result["completed"] is True
+    run = await harness.run(server, max_iterations=1)
+    assert run.result["completed"] is True
 
 
 # ---- defective tools
@@ -861,11 +861,11 @@ async def round_with(harness: Harness, server: ModelServer, **broken: Any) -> di
         Reply(tool_calls=[Call("fine", {"a": "1"}, id="c1"), Call("broken", id="c2"), Call("fine", id="c3")]),
         Reply(text="Done."),
     ]
-    ran = await harness.run(server, persist=True, session_id=SESSION)
-    assert ran.result["final_response"] == "Done."
+    run = await harness.run(server, persist=True, session_id=SESSION)
+    assert run.result["final_response"] == "Done."
     assert [row.tool_call_id for row in await harness.rows(SESSION) if row.role == "tool"] == ["c1", "c2", "c3"]
     await nothing_left(server)
-    return {event["call_id"]: event["status"] for event in ran.events_of("tool.finished")}
+    return {event["call_id"]: event["status"] for event in run.events_of("tool.finished")}
 
 
 @pytest.mark.parametrize("part", ["preview", "effect"])

@@ -31,9 +31,9 @@ USAGE = {"input": 10, "output": 5}
 
 
 def traced(harness: Harness) -> InMemorySpanExporter:
-    kept = InMemorySpanExporter()
-    harness.engine.listeners.append(Traces(SimpleSpanProcessor(kept)).hear)
-    return kept
+    exporter = InMemorySpanExporter()
+    harness.engine.listeners.append(Traces(SimpleSpanProcessor(exporter)).hear)
+    return exporter
 
 
 def attributes_of(span: ReadableSpan, *names: str) -> tuple[Any, ...]:
@@ -50,8 +50,8 @@ def inside(spans: Iterable[ReadableSpan], outer: ReadableSpan) -> list[ReadableS
 
 
 def the(spans: Iterable[ReadableSpan], name: str) -> ReadableSpan:
-    [found] = [span for span in spans if span.name == name]
-    return found
+    [span] = [span for span in spans if span.name == name]
+    return span
 
 
 async def refuse(_: Any, args: Json) -> Json:
@@ -68,8 +68,8 @@ async def test_trace_of_turn_with_tools_and_retry(harness: Harness, server: Mode
         Reply(text=SECRET, tool_calls=calls, usage=USAGE),
         Reply(text=SECRET, usage=USAGE),
     ]
-    ran = await harness.run(server, SECRET, provider="openai", session_id="s-1")
-    assert ran.result["completed"]
+    completed = await harness.run(server, SECRET, provider="openai", session_id="s-1")
+    assert completed.result["completed"]
     seen = spans.get_finished_spans()
     run = the(seen, "invoke_agent hermes")
     assert run.parent is None and run.status.status_code is StatusCode.UNSET
@@ -81,7 +81,7 @@ async def test_trace_of_turn_with_tools_and_retry(harness: Harness, server: Mode
         "gen_ai.provider.name": "openai",
         "gen_ai.usage.input_tokens": 20,
         "gen_ai.usage.output_tokens": 10,
-        "hermes.run.id": ran.spec.run_id,
+        "hermes.run.id": completed.spec.run_id,
         "hermes.run.kind": "run",
     }
     below = inside(seen, run)
@@ -104,7 +104,7 @@ async def test_trace_of_turn_with_tools_and_retry(harness: Harness, server: Mode
         "execute_tool lose": ("execute_tool", "lose", "c2", "function", "not_found"),
         "execute_tool unknown": ("execute_tool", "unknown", "c3", "function", "unknown_tool"),
     }
-    at = {event["type"]: int(event["ts"] * 1e9) for event in ran.events}
+    at = {event["type"]: int(event["ts"] * 1e9) for event in completed.events}
     assert (run.start_time, run.end_time) == (at["run.started"], at["run.completed"])
     assert all(run.start_time <= s.start_time <= s.end_time <= run.end_time for s in below)  # type: ignore[operator]
     assert SECRET not in json.dumps([span.to_json() for span in seen])

@@ -55,8 +55,8 @@ async def test_completed_turn_is_stored_and_sent_in_next_turn(
     ]
     assert first.result["final_response"] == "Done."
     second = await turn(harness, server, "and now?", protocol=protocol)
-    said = [pair for pair in sent(server.requests[2]) if pair[0] != "call"]
-    assert said == [
+    pairs = [pair for pair in sent(server.requests[2]) if pair[0] != "call"]
+    assert pairs == [
         ("user", "hi"),
         ("assistant", "Wait."),
         ("tool", '{"echo": {"a": "x"}}'),
@@ -72,13 +72,13 @@ async def test_completed_turn_is_stored_and_sent_in_next_turn(
 async def test_rows_are_announced_by_events(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("look"))
     server.script = [Reply(text="Wait.", tool_calls=[Call("look")]), Reply(text="Done.")]
-    ran = await turn(harness, server)
+    run = await turn(harness, server)
     rows = await harness.rows(SESSION)
-    announced = [ran.event("run.started")["user_row"]]
-    announced += [event["row"] for event in ran.events_of("message.completed", "tool.finished")]
+    announced = [run.event("run.started")["user_row"]]
+    announced += [event["row"] for event in run.events_of("message.completed", "tool.finished")]
     assert announced == [row.id for row in rows]
-    assert ran.final["row"] == rows[-1].id
-    assert {row.run_id for row in rows} == {ran.spec.run_id}
+    assert run.final["row"] == rows[-1].id
+    assert {row.run_id for row in rows} == {run.spec.run_id}
 
 
 async def test_reasoning_is_stored_apart_from_text(harness: Harness, server: ModelServer) -> None:
@@ -102,9 +102,9 @@ async def test_user_row_is_stored_before_first_delta(harness: Harness, server: M
 async def test_client_supplied_history_is_used_unchanged(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     history = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
-    ran = await harness.run(server, "now", history=history)
+    run = await harness.run(server, "now", history=history)
     assert sent(server.requests[0]) == [("user", "before"), ("assistant", "yes"), ("user", "now")]
-    assert [m["content"] for m in ran.result["messages"]] == ["before", "yes", "now", "Done."]
+    assert [m["content"] for m in run.result["messages"]] == ["before", "yes", "now", "Done."]
     assert history == [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
 
 
@@ -257,9 +257,9 @@ async def bring_about(
     if ending.stop_at:
         await running.wait_for(ending.stop_at)
         await running.control("interrupt")
-    ran = await running.end()
-    assert ran.final["type"] != "run.completed"
-    return ran
+    run = await running.end()
+    assert run.final["type"] != "run.completed"
+    return run
 
 
 @each_ending
@@ -286,13 +286,13 @@ async def test_history_after_every_ending_is_well_formed(
 ) -> None:
     await bring_about(harness, server, ENDINGS[name], protocol)
     server.handler, server.script = None, [Reply(text="Fine.")]
-    ran = await turn(harness, server, "and now?", protocol=protocol)
-    assert ran.result["final_response"] == "Fine."
+    run = await turn(harness, server, "and now?", protocol=protocol)
+    assert run.result["final_response"] == "Fine."
     request = server.requests[-1]
-    said = [role for role, _ in sent(request) if role != "call"]
-    assert said[0] == "user"
-    assert said[-1] == "user"
-    assert [role for at, role in enumerate(said) if at and role == said[at - 1] == "user"] == []
+    roles = [role for role, _ in sent(request) if role != "call"]
+    assert roles[0] == "user"
+    assert roles[-1] == "user"
+    assert [role for at, role in enumerate(roles) if at and role == roles[at - 1] == "user"] == []
     asked, answered = call_ids(request)
     assert sorted(asked) == sorted(answered)
 
@@ -371,12 +371,12 @@ async def test_innocent_message_is_resent_after_failure(harness: Harness, server
 
 async def test_unpersisted_result_includes_synthetic_rows(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(status=403)]
-    ran = await harness.run(server)
-    assert ran.result["messages"] == [
+    run = await harness.run(server)
+    assert run.result["messages"] == [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": failed("forbidden")},
     ]
-    assert ran.result["final_response"] == ""
+    assert run.result["final_response"] == ""
 
 
 async def test_continued_answer_is_one_row(harness: Harness, server: ModelServer) -> None:
@@ -468,7 +468,7 @@ async def test_session_keeps_prompt_on_another_day(
 async def test_title_is_generated_after_first_turn(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness({"auxiliary": {"title_generation": {"enabled": True}}})
     server.script = [Reply(text="Done."), Reply(text="Greeting a fox", usage={"input": 1000, "output": 9})]
-    ran = await turn(harness, server, "Say hello to the fox", kind="session")
+    run = await turn(harness, server, "Say hello to the fox", kind="session")
     async with asyncio.timeout(20):
         while True:
             session = await harness.app.store.sessions.get_session(SESSION)
@@ -478,7 +478,7 @@ async def test_title_is_generated_after_first_turn(make_harness: MakeHarness, se
             await asyncio.sleep(0.005)
     assert session["title"] == "Greeting a fox"
     assert not server.requests[1].body.get("tools")
-    assert ran.result["input_tokens"] == 10
+    assert run.result["input_tokens"] == 10
     assert session["input_tokens"] == 10
 
 
@@ -514,8 +514,8 @@ async def test_untitled_session_gets_first_words_as_title(make_harness: MakeHarn
 async def test_failed_title_generation_is_ignored(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness({"auxiliary": {"title_generation": {"enabled": True}}})
     server.handler = lambda request: Reply(text="Done.") if request.number == 1 else Reply(status=403)
-    ran = await turn(harness, server, kind="cli")
-    assert ran.result["completed"] is True
+    run = await turn(harness, server, kind="cli")
+    assert run.result["completed"] is True
     await server.until(lambda: len(server.requests) >= 2)
     await nothing_left(server)
 
