@@ -83,9 +83,9 @@ async def buses(shared_nats: str, namespace: str) -> AsyncIterator[tuple[Replica
     "url", ["", "redis://x", "nats:", "nats://", "nats://h:x", "http://h:4222", "memory:x", "nats://a,b"]
 )
 def test_wrong_bus_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"bus\.url") as told:
+    with pytest.raises(ConfigError, match=r"bus\.url") as raised:
         is_nats(url)
-    assert told.value.exit_code == 78 and told.value.hint
+    assert raised.value.exit_code == 78 and raised.value.hint
 
 
 def test_bus_urls() -> None:
@@ -142,10 +142,10 @@ async def test_user_without_rights_to_jetstream(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "kind", "words"), [("2.10.0", BusError, "out of reach"), ("2.9.25", ConfigError, "too old")]
+    ("version", "kind", "message"), [("2.10.0", BusError, "out of reach"), ("2.9.25", ConfigError, "too old")]
 )
 async def test_nats_that_stops_to_answer_during_start_or_is_too_old(
-    monkeypatch: pytest.MonkeyPatch, version: str, kind: type[HermesError], words: str
+    monkeypatch: pytest.MonkeyPatch, version: str, kind: type[HermesError], message: str
 ) -> None:
     monkeypatch.setattr("hermes.bus.nats_connection.NATS_API_S_MAX", 0.05)
     about: dict[str, object] = {"server_id": "x", "version": version, "headers": True, "max_payload": 1_000_000}
@@ -159,7 +159,7 @@ async def test_nats_that_stops_to_answer_during_start_or_is_too_old(
 
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         error = await refusal(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    assert type(error) is kind and words in str(error) and error.hint
+    assert type(error) is kind and message in str(error) and error.hint
     assert error.exit_code == (69 if kind is BusError else 78)
 
 
@@ -242,10 +242,10 @@ async def test_events_reach_reader_of_other_replica(buses: tuple[ReplicaBus, Rep
 
 async def test_sink_is_given_events_of_other_replica(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
     one, other = buses
-    got: list[int] = []
+    seqs: list[int] = []
 
     def sink(event: Event) -> bool:
-        got.append(event.seq)
+        seqs.append(event.seq)
         return True
 
     reader = other.bus.subscribe(RUN, sink)
@@ -255,7 +255,7 @@ async def test_sink_is_given_events_of_other_replica(buses: tuple[ReplicaBus, Re
     await asyncio.sleep(0)
     for seq in (1, 2, 3):
         one.bus.publish(RUN, delta(seq))
-    await eventually(lambda: got == [1, 2, 3])
+    await eventually(lambda: seqs == [1, 2, 3])
     assert not waiting.done() and reader.delivered_seq == 3
     waiting.cancel()
 
@@ -440,10 +440,10 @@ class Answering:
 
 @pytest.fixture
 async def answering(buses: tuple[ReplicaBus, ReplicaBus]) -> AsyncIterator[Answering]:
-    found = Answering(buses[0].connection)
-    await found.server.start()
-    yield found
-    await found.server.close()
+    answering = Answering(buses[0].connection)
+    await answering.server.start()
+    yield answering
+    await answering.server.close()
 
 
 OWN = name_of(this_process())
@@ -537,8 +537,8 @@ async def test_members_are_seen_counted_and_leave(
 ) -> None:
     one, other = (side.members for side in buses)
     one._holder, other._holder = "elsewhere:1:1.00", "elsewhere:2:2.00"
-    gone: list[str] = []
-    other.on_gone.append(gone.append)
+    lost: list[str] = []
+    other.on_gone.append(lost.append)
     await one.start()
     await other.start()
     await eventually(lambda: one.names() and other.names())
@@ -551,7 +551,7 @@ async def test_members_are_seen_counted_and_leave(
     one.put("alice", 0)
     await eventually(lambda: other.others(None) == 1)
     await one.close()
-    await eventually(lambda: gone == ["elsewhere:1:1.00"])
+    await eventually(lambda: lost == ["elsewhere:1:1.00"])
     assert other.names() == [] and other.others(None) == 0
 
 

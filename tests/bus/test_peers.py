@@ -49,10 +49,10 @@ class PeerFixture:
 
 @pytest.fixture(params=["short", "long"])
 async def peer(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[PeerFixture]:
-    found = PeerFixture(tmp_path / ("run" if request.param == "short" else "x" * 120) / "run")
-    await found.server.start()
-    yield found
-    await found.server.close()
+    peer_fixture = PeerFixture(tmp_path / ("run" if request.param == "short" else "x" * 120) / "run")
+    await peer_fixture.server.start()
+    yield peer_fixture
+    await peer_fixture.server.close()
 
 
 @pytest.mark.parametrize("at", range(len(VALUES)))
@@ -61,8 +61,8 @@ async def test_peer_value_round_trip(peer: PeerFixture, at: int) -> None:
 
 
 async def test_peer_socket_is_private_and_removed_on_close(peer: PeerFixture) -> None:
-    [found] = peer.folder.iterdir()
-    assert found.name == peer.name and stat.S_IMODE(found.stat().st_mode) == 0o600
+    [path] = peer.folder.iterdir()
+    assert path.name == peer.name and stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(peer.folder.stat().st_mode) == 0o700
     await peer.server.close()
     assert not list(peer.folder.iterdir())
