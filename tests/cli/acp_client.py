@@ -155,11 +155,11 @@ class Editor:
 
 
 @asynccontextmanager
-async def started(cli: Cli, *words: str) -> AsyncIterator[tuple[Any, Any, subprocess.Popen[bytes]]]:
+async def started(cli: Cli, *args: str) -> AsyncIterator[tuple[Any, Any, subprocess.Popen[bytes]]]:
     """`hermes acp` with a reader of its output and a writer to its input."""
     log = (cli.home.parent / "stderr").open("wb")
     process = HermesProcess(
-        [*HERMES, "acp", *words],
+        [*HERMES, "acp", *args],
         env=cli.env,
         cwd=cli.folder,
         stdin=subprocess.PIPE,
@@ -183,9 +183,9 @@ async def started(cli: Cli, *words: str) -> AsyncIterator[tuple[Any, Any, subpro
 
 
 @asynccontextmanager
-async def editing(cli: Cli, *words: str) -> AsyncIterator[Editor]:
+async def editing(cli: Cli, *args: str) -> AsyncIterator[Editor]:
     editor = Editor()
-    async with started(cli, *words) as (reader, writer, process):
+    async with started(cli, *args) as (reader, writer, process):
         editor.agent, editor.process = connect_to_agent(editor, writer, reader, use_unstable_protocol=True), process
         yield editor
         await editor.agent.close()

@@ -62,7 +62,7 @@ class Cli:
     def script(self, *replies: Reply) -> None:
         self.model.script = list(replies)
 
-    def run(self, *words: str, stdin: str = "", **env: str) -> CompletedCommand:
+    def run(self, *args: str, stdin: str = "", **env: str) -> CompletedCommand:
         """The command, to its end. It is run in this process, which spares its start."""
         out, err = io.StringIO(), io.StringIO()
         (self.home.parent / "stdin").write_text(stdin)
@@ -75,31 +75,31 @@ class Cli:
             contextlib.redirect_stderr(err),
         ):
             try:
-                code = main(words)
+                code = main(args)
             except SystemExit as end:
                 code = int(end.code or 0)
         return CompletedCommand(code, out.getvalue(), err.getvalue())
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *args: str) -> subprocess.Popen[str]:
         """The command, under way."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = HermesProcess([*HERMES, *words], env=self.env, cwd=self.folder, text=True, **pipes)
+        process = HermesProcess([*HERMES, *args], env=self.env, cwd=self.folder, text=True, **pipes)
         self._stack.callback(process.communicate)
         self._stack.callback(process.kill)
         return process
 
-    def terminal(self, *words: str, **more: Any) -> Terminal:
+    def terminal(self, *args: str, **more: Any) -> Terminal:
         """The command at a terminal, its prompt shown."""
-        made = Terminal([*HERMES, *words], self.env, self.folder, **more)
-        self._stack.callback(made.close)
-        made.until(lambda screen: " tokens" in screen.rpartition("\n")[2])
-        return made
+        terminal = Terminal([*HERMES, *args], self.env, self.folder, **more)
+        self._stack.callback(terminal.close)
+        terminal.until(lambda screen: " tokens" in screen.rpartition("\n")[2])
+        return terminal
 
-    def serve(self, *words: str) -> None:
+    def serve(self, *args: str) -> None:
         """A server of the home beside the command, which may work in the command's folder."""
         self.shared = True
         self.configure(self.more)
-        self.server = self.start("gateway", "run", *(words or ("--port", "0")))
+        self.server = self.start("gateway", "run", *(args or ("--port", "0")))
         assert self.server.stdout is not None
         assert "listening" in self.server.stdout.readline(), self.server.communicate()
 
@@ -128,11 +128,11 @@ def home(home_folder: Path) -> Home:
 def hermes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hermes:
     """Runs a command in this process; `typed` is what somebody at a terminal types, `piped` what is piped in."""
 
-    def run(*words: str, typed: str | None = None, piped: str = "") -> Result:
+    def run(*args: str, typed: str | None = None, piped: str = "") -> Result:
         monkeypatch.setattr(sys, "stdin", io.StringIO(piped) if typed is None else TerminalInput(typed))
         capsys.readouterr()
         try:
-            code = main(words)
+            code = main(args)
         except SystemExit as end:
             code = int(end.code or 0)
         printed = capsys.readouterr()

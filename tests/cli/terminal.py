@@ -109,10 +109,10 @@ class Terminal:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._fd, inner = pty.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        told = {**env, "TERM": "xterm-256color", "LANG": "C.UTF-8", "COLUMNS": str(columns), "LINES": str(rows)}
+        environ = {**env, "TERM": "xterm-256color", "LANG": "C.UTF-8", "COLUMNS": str(columns), "LINES": str(rows)}
         with stdout.open("wb") if stdout else contextlib.nullcontext(inner) as output:
             self.process = HermesProcess(
-                argv, stdin=inner, stdout=output, stderr=inner, env=told, cwd=cwd, start_new_session=True
+                argv, stdin=inner, stdout=output, stderr=inner, env=environ, cwd=cwd, start_new_session=True
             )
         os.close(inner)
 

@@ -60,9 +60,9 @@ async def test_initialize_declares_capabilities(cli: Cli) -> None:
 
 
 async def test_prompt_streams_thoughts_and_message(way: tuple[Cli, list[str]]) -> None:
-    cli, words = way
+    cli, args = way
     cli.script(Reply(reasoning=["I ", "wonder."], text=["Hel", "lo."], usage={"input": 12, "output": 3}))
-    async with editing(cli, *words) as editor:
+    async with editing(cli, *args) as editor:
         session_id = await new_session(editor, cli)
         await editor.until(lambda: "available_commands_update" in editor.kinds())
         answer = await prompt(editor, session_id, "hi")
@@ -178,14 +178,14 @@ async def test_files_on_disk_without_editor_files(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "ran", "status"), [("once", True, "completed"), ("deny", False, "failed"), (None, False, "failed")]
+    ("choice", "is_run", "status"), [("once", True, "completed"), ("deny", False, "failed"), (None, False, "failed")]
 )
 async def test_approval_is_permission_request(
-    way: tuple[Cli, list[str]], choice: str | None, ran: bool, status: str
+    way: tuple[Cli, list[str]], choice: str | None, is_run: bool, status: str
 ) -> None:
-    cli, words = way
+    cli, args = way
     cli.script(Reply(tool_calls=[Call("terminal", {"command": "touch made"}, id="c1")]), Reply(text="Done."))
-    async with editing(cli, *words) as editor:
+    async with editing(cli, *args) as editor:
         editor.choose = lambda _: choice
         assert (await prompt(editor, await new_session(editor, cli), "go")).stop_reason == "end_turn"
         [asked] = editor.permission_requests
@@ -195,7 +195,7 @@ async def test_approval_is_permission_request(
         assert "touch made" in str(asked["toolCall"]["content"])
         assert [one["status"] for one in editor.of("tool_call")] == ["pending"]
         assert editor.of("tool_call_update")[-1]["status"] == status
-    assert (cli.folder / "made").exists() is ran
+    assert (cli.folder / "made").exists() is is_run
 
 
 async def test_permission_for_session_is_asked_once(cli: Cli) -> None:
@@ -310,9 +310,9 @@ async def test_clarify_question_offers_choices(cli: Cli) -> None:
 
 
 async def test_cancel_ends_prompt_and_pending_permission(way: tuple[Cli, list[str]]) -> None:
-    cli, words = way
+    cli, args = way
     cli.script(Reply(tool_calls=[Call("terminal", {"command": "touch made"})]), Reply(text="Done."))
-    async with editing(cli, *words) as editor:
+    async with editing(cli, *args) as editor:
         editor.permission_gate, editor.choose = asyncio.Event(), lambda _: "once"
         session_id = await new_session(editor, cli)
         asking = asyncio.create_task(prompt(editor, session_id, "go"))
@@ -362,7 +362,7 @@ async def test_sessions_run_at_the_same_time(cli: Cli) -> None:
 
 
 async def test_load_replays_and_list_finds_session(way: tuple[Cli, list[str]]) -> None:
-    cli, words = way
+    cli, args = way
     todos = [{"id": "1", "content": "step", "status": "pending"}]
     cli.script(
         Reply(
@@ -370,11 +370,11 @@ async def test_load_replays_and_list_finds_session(way: tuple[Cli, list[str]]) -
         ),
         Reply(text="Done."),
     )
-    async with editing(cli, *words) as editor:
+    async with editing(cli, *args) as editor:
         session_id = await new_session(editor, cli)
         await prompt(editor, session_id, "go on")
     cli.script(Reply(text="Once more."))
-    async with editing(cli, *words) as editor:
+    async with editing(cli, *args) as editor:
         await editor.initialize()
         [entry] = (await editor.agent.list_sessions(cwd=str(cli.folder))).sessions
         assert (entry.session_id, entry.cwd) == (session_id, str(cli.folder)) and entry.updated_at
@@ -535,16 +535,16 @@ async def test_failed_turn_is_an_error_and_session_goes_on(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("replies", "words", "reason"),
+    ("replies", "args", "reason"),
     [
         ([Reply(text="Cut", finish="content_filter")], [], "refusal"),
         ([Reply(tool_calls=[Call("todo", {})]), Reply(text="Summary.")], ["--max-turns", "1"], "max_turn_requests"),
         ([Reply(text="Cut", finish="length")] * 9, [], "max_tokens"),
     ],
 )
-async def test_stop_reasons(cli: Cli, replies: list[Reply], words: list[str], reason: str) -> None:
+async def test_stop_reasons(cli: Cli, replies: list[Reply], args: list[str], reason: str) -> None:
     cli.script(*replies)
-    async with editing(cli, *words) as editor:
+    async with editing(cli, *args) as editor:
         assert (await prompt(editor, await new_session(editor, cli), "go")).stop_reason == reason
 
 

@@ -167,9 +167,9 @@ async def test_values_of_the_editor_are_never_shown(cli: Cli) -> None:
 
 async def test_server_that_does_not_start_is_reported(cli: Cli) -> None:
     cli.script(Reply(text="Without it."))
-    gone = McpServerStdio(name="gone", command="/nowhere/at/all", args=[], env=[])
+    missing = McpServerStdio(name="gone", command="/nowhere/at/all", args=[], env=[])
     async with editing(cli) as editor:
-        await prompt(editor, await new_session(editor, cli, gone))
+        await prompt(editor, await new_session(editor, cli, missing))
         assert "The MCP server 'gone' is not available" in editor.text("agent_thought_chunk")
         assert editor.text() == "Without it."
 

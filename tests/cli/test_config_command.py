@@ -36,8 +36,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(tmp_path / "home")
 
 
-def run(home: Home, *words: str, json: bool = False, **more: Any) -> int:
-    args = parser_with({words[0]}).parse_args(words, argparse.Namespace(json=json, **more))
+def run(home: Home, *argv: str, json: bool = False, **more: Any) -> int:
+    args = parser_with({argv[0]}).parse_args(argv, argparse.Namespace(json=json, **more))
     try:
         exit_code: int = args.work(args, home) or 0
     except HermesError as error:
@@ -197,8 +197,8 @@ def test_config_check_reports_problems(home: Home, capsys: pytest.CaptureFixture
 def test_config_check_reports_unreadable_file(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     write(home, "a: [")
     assert run(home, "config", "check", json=True) == 1
-    found = document(capsys)
-    assert (found["ok"], found["problems"][0]["where"]) == (False, "config.yaml line 2, column 1")
+    report = document(capsys)
+    assert (report["ok"], report["problems"][0]["where"]) == (False, "config.yaml line 2, column 1")
 
 
 def test_config_check_json(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -385,10 +385,10 @@ def test_profile_create_clones_secrets_on_request(home: Home, flags: list[str], 
     assert (settings.model.default, bool(settings.api_server.key)) == ("gpt", secret)
 
 
-@pytest.mark.parametrize("words", [["work", "--with-secrets"], ["Work"], ["default"], ["taken"]])
-def test_profile_create_usage_errors(home: Home, words: list[str]) -> None:
+@pytest.mark.parametrize("args", [["work", "--with-secrets"], ["Work"], ["default"], ["taken"]])
+def test_profile_create_usage_errors(home: Home, args: list[str]) -> None:
     profiles.create_profile(home, "taken")
-    assert run(home, "profile", "create", *words) == 2
+    assert run(home, "profile", "create", *args) == 2
     assert homes.list_profiles(home) == ["default", "taken"]
 
 
@@ -397,9 +397,9 @@ def test_profile_use_is_sticky(home: Home) -> None:
     assert (run(home, "profile", "use", "work"), homes.sticky_profile(home.path)) == (0, "work")
 
 
-@pytest.mark.parametrize("words", [["use", "x"], ["show", "x"], ["rename", "x", "y"], ["delete", "x", "-y"]])
-def test_missing_profile_is_not_found(home: Home, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(home, "profile", *words) == 5
+@pytest.mark.parametrize("args", [["use", "x"], ["show", "x"], ["rename", "x", "y"], ["delete", "x", "-y"]])
+def test_missing_profile_is_not_found(home: Home, args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(home, "profile", *args) == 5
     assert capsys.readouterr().err == "There is no profile 'x'. Try: hermes profile list\n"
 
 

@@ -34,7 +34,7 @@ def escape_cli(cli: Cli) -> Cli:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ["-z", "hi"],
         ["-z", "hi", "--json"],
@@ -53,11 +53,11 @@ def escape_cli(cli: Cli) -> Cli:
         ["config", "get", f"none{ODD}"],
         ["tools", "check", f"echo {ODD}"],
     ],
-    ids=lambda words: " ".join(words).replace(ODD, ""),
+    ids=lambda args: " ".join(args).replace(ODD, ""),
 )
-def test_no_command_prints_terminal_escapes(escape_cli: Cli, words: list[str]) -> None:
+def test_no_command_prints_terminal_escapes(escape_cli: Cli, args: list[str]) -> None:
     escape_cli.script(Reply(text=[f"An answer {ODD}", f" in {ODD} pieces"]))
-    done = escape_cli.run(*words, stdin="hi" if words == ["chat"] else "")
+    done = escape_cli.run(*args, stdin="hi" if args == ["chat"] else "")
     assert done.stdout or done.stderr
     for printed in (done.stdout, done.stderr):
         assert not STEERING.search(printed), repr(printed)

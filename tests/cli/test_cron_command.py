@@ -32,8 +32,8 @@ def configure(home: Home, server: ModelServer) -> None:
     write_private(home.config_file, f"model: {{default: m, base_url: '{server.url}/v1'}}\n{QUIET}")
 
 
-def create(hermes: Hermes, *words: str) -> Any:
-    return hermes("cron", "create", *(words or ("every 2h", "Say what is new.")), "--json").json
+def create(hermes: Hermes, *args: str) -> Any:
+    return hermes("cron", "create", *(args or ("every 2h", "Say what is new.")), "--json").json
 
 
 def test_cron_create_prints_next_times_and_warns_without_server(home: Home, hermes: Hermes) -> None:
@@ -52,7 +52,7 @@ def test_cron_list_shows_relative_next_time(home: Home, hermes: Hermes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("args", "code"),
     [
         (("whenever", "x"), 2),
         (("every 2h",), 2),
@@ -68,8 +68,8 @@ def test_cron_list_shows_relative_next_time(home: Home, hermes: Hermes) -> None:
         (("every 2h", "x" * 20_001), 2),
     ],
 )
-def test_cron_create_rejects_invalid_job(words: tuple[str, ...], code: int, home: Home, hermes: Hermes) -> None:
-    done = hermes("cron", "create", *words)
+def test_cron_create_rejects_invalid_job(args: tuple[str, ...], code: int, home: Home, hermes: Hermes) -> None:
+    done = hermes("cron", "create", *args)
     assert done.code == code and done.err
     assert hermes("cron", "list", "--json").json == {"jobs": []}
 

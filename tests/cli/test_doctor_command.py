@@ -43,8 +43,8 @@ def configured(home: Home, *script: Reply, more: str = "") -> Iterator[ModelServ
         yield server
 
 
-def findings(hermes: Hermes, *words: str) -> dict[str, tuple[str, str]]:
-    checks = hermes("doctor", *words, "--json").json["checks"]
+def findings(hermes: Hermes, *args: str) -> dict[str, tuple[str, str]]:
+    checks = hermes("doctor", *args, "--json").json["checks"]
     return {check["name"]: (check["state"], check["message"]) for check in checks}
 
 
@@ -55,10 +55,10 @@ def test_doctor_runs_all_checks(home: Home, hermes: Hermes) -> None:
     with configured(home) as server:
         done = hermes("doctor", "--json")
         assert len(server.requests) == 1
-    told = done.json
-    assert [check["name"] for check in told["checks"]] == list(CHECKS)
-    assert (done.code, told["ok"]) == (0, True) and not [c for c in told["checks"] if c["state"] == "fail"]
-    assert all(set(check) == {"name", "state", "message", "remedy"} for check in told["checks"])
+    report = done.json
+    assert [check["name"] for check in report["checks"]] == list(CHECKS)
+    assert (done.code, report["ok"]) == (0, True) and not [c for c in report["checks"] if c["state"] == "fail"]
+    assert all(set(check) == {"name", "state", "message", "remedy"} for check in report["checks"])
 
 
 def test_doctor_reports_rejected_key_redacted(home: Home, hermes: Hermes) -> None:
@@ -70,14 +70,14 @@ def test_doctor_reports_rejected_key_redacted(home: Home, hermes: Hermes) -> Non
 
 
 def test_doctor_without_model(home: Home, hermes: Hermes) -> None:
-    found = findings(hermes)
-    assert found["model"][0] == found["local runtime"][0] == "fail"
+    checks = findings(hermes)
+    assert checks["model"][0] == checks["local runtime"][0] == "fail"
 
 
 def test_doctor_with_unreadable_settings(home: Home, hermes: Hermes) -> None:
     write_private(home.config_file, "agent: [\n")
-    found = findings(hermes)
-    assert found["configuration"][0] == "fail" and found["disk"][0] == "ok" and "model" not in found
+    checks = findings(hermes)
+    assert checks["configuration"][0] == "fail" and checks["disk"][0] == "ok" and "model" not in checks
 
 
 def test_doctor_with_invalid_settings(home: Home, hermes: Hermes) -> None:
@@ -156,11 +156,11 @@ def test_doctor_checks_servers_web_key_listener_and_bus(home: Home, hermes: Herm
     more += "api_server: {host: 0.0.0.0, key: short}\nbus: {url: 'nats://127.0.0.1:1'}\n"
     write_private(home.env_file, "SEARXNG_URL=http://x.test\n")
     with configured(home, more=more):
-        found = findings(hermes)
-    assert (found["MCP servers"][0], found["web"][0], found["bus"][0]) == ("warn", "ok", "fail")
-    assert "127.0.0.1:1 is out of reach" in found["bus"][1]
-    assert found["key"][0] == "warn" and found["listener"][0] == "fail" and found["sandbox"][0] == "warn"
-    assert "without a sandbox" in found["sandbox"][1]
+        checks = findings(hermes)
+    assert (checks["MCP servers"][0], checks["web"][0], checks["bus"][0]) == ("warn", "ok", "fail")
+    assert "127.0.0.1:1 is out of reach" in checks["bus"][1]
+    assert checks["key"][0] == "warn" and checks["listener"][0] == "fail" and checks["sandbox"][0] == "warn"
+    assert "without a sandbox" in checks["sandbox"][1]
 
 
 def test_doctor_connects_to_nats(home: Home, hermes: Hermes, nats_url: str) -> None:
@@ -176,9 +176,9 @@ def test_doctor_survives_broken_or_hanging_check(home: Home, hermes: Hermes, mon
     monkeypatch.setitem(CHECKS, "bus", Check(broken))
     monkeypatch.setitem(CHECKS, "web", Check(lambda _: time.sleep(600)))  # type: ignore[arg-type,return-value]
     monkeypatch.setattr(doctor_command, "CHECKS_S_MAX", 2.0)
-    found = findings(hermes)
-    assert found["bus"] == ("fail", "It could not be looked at: RuntimeError: no")
-    assert found["web"][0] == "warn" and found["disk"][0] == "ok"
+    checks = findings(hermes)
+    assert checks["bus"] == ("fail", "It could not be looked at: RuntimeError: no")
+    assert checks["web"][0] == "warn" and checks["disk"][0] == "ok"
 
 
 @pytest.mark.long
@@ -197,9 +197,9 @@ def test_doctor_on_five_gigabyte_database(home: Home) -> None:
         [sys.executable, "-m", "hermes", "doctor", "--json"], capture_output=True, text=True, timeout=60, check=False
     )
     home.state_db.unlink()  # it is not worth keeping
-    told = json.loads(done.stdout)
-    assert told["seconds"] < 10
-    assert next(check for check in told["checks"] if check["name"] == "database")["state"] == "ok"
+    report = json.loads(done.stdout)
+    assert report["seconds"] < 10
+    assert next(check for check in report["checks"] if check["name"] == "database")["state"] == "ok"
 
 
 # ---- status and version
@@ -209,17 +209,17 @@ def test_status_command(home: Home, hermes: Hermes) -> None:
     assert hermes("status").code == 0 and not home.state_db.exists()
     with configured(home):
         hermes("cron", "create", "every 1d", "Go.")
-        told = hermes("status", "--json").json
-    assert (told["profile"], told["route"], told["server"]) == ("default", "custom/m", "not running")
-    assert (told["runs"], told["jobs_due"]) == (0, 0) and told["store_bytes"] > 0
+        report = hermes("status", "--json").json
+    assert (report["profile"], report["route"], report["server"]) == ("default", "custom/m", "not running")
+    assert (report["runs"], report["jobs_due"]) == (0, 0) and report["store_bytes"] > 0
     write_private(home.config_file, "model: [\n")
     assert "none:" in hermes("status").out
 
 
 def test_version_json(home: Home, hermes: Hermes) -> None:
-    told = hermes("version", "--json").json
-    assert (told["hermes"], told["home"], told["profile"]) == (package.__version__, str(home.path), "default")
-    assert set(told) == {"hermes", "home", "profile", "python", "store", "sandbox", "local_runtime"}
+    report = hermes("version", "--json").json
+    assert (report["hermes"], report["home"], report["profile"]) == (package.__version__, str(home.path), "default")
+    assert set(report) == {"hermes", "home", "profile", "python", "store", "sandbox", "local_runtime"}
     assert hermes("version").out == hermes("-V").out
 
 
@@ -280,10 +280,10 @@ def test_logs_follow_over_rotation(logs: Path) -> None:
 # ---- completion
 
 
-def completed(script: str, *words: str) -> list[str]:
-    line = " ".join(f"'{word}'" for word in words)
+def completed(script: str, *args: str) -> list[str]:
+    line = " ".join(f"'{word}'" for word in args)
     program = (
-        f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _hermes; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(args) - 1}; _hermes; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     )
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
     return done.stdout.split()
@@ -328,13 +328,13 @@ def leaves(path: tuple[str, ...], parser: Any) -> Iterator[tuple[str, ...]]:
 
 
 def test_every_command_and_action_has_help(hermes: Hermes) -> None:
-    for words in leaves((), parser_with(COMMANDS)):
-        done = hermes(*words, "--help")
-        assert done.code == 0 and done.out.startswith("usage: hermes"), words
+    for path in leaves((), parser_with(COMMANDS)):
+        done = hermes(*path, "--help")
+        assert done.code == 0 and done.out.startswith("usage: hermes"), path
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("tools", "list"), ("tools", "show", "file"), ("tools", "check", "ls"), ("approvals", "list"), ("memory", "show"),
         ("skills", "list"), ("cron", "list"), ("cron", "status"), ("mcp", "list"), ("runs", "list"), ("status",),
@@ -343,16 +343,16 @@ def test_every_command_and_action_has_help(hermes: Hermes) -> None:
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_every_report_is_one_json_document(words: tuple[str, ...], hermes: Hermes, home: Home) -> None:
-    done = hermes(*words, "--json")
+def test_every_report_is_one_json_document(args: tuple[str, ...], hermes: Hermes, home: Home) -> None:
+    done = hermes(*args, "--json")
     assert isinstance(done.json, dict) and done.code in (0, 3)
     assert list(home.path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [("tools", "show", "file"), ("completion", "bash"), ("doctor",)], ids=" ".join)
-def test_broken_pipe_is_quiet(words: tuple[str, ...], home: Home) -> None:
+@pytest.mark.parametrize("args", [("tools", "show", "file"), ("completion", "bash"), ("doctor",)], ids=" ".join)
+def test_broken_pipe_is_quiet(args: tuple[str, ...], home: Home) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "hermes", *words],
+        [sys.executable, "-m", "hermes", *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,

@@ -108,11 +108,11 @@ def test_conversations_are_imported_once(
     file.write_bytes(data)
     if form == "zip":
         file = packed(tmp_path / "export.zip", ("user.json", b"{}"), ("export/conversations.json", data))
-    words = ("sessions", "import", str(file))
-    done = hermes(*words, "--json")
+    args = ("sessions", "import", str(file))
+    done = hermes(*args, "--json")
     assert done.code == 0, done.err
     assert (done.json["imported"], done.json["skipped"]) == (1, 0)
-    assert hermes(*words, "--json").json["skipped"] == 1
+    assert hermes(*args, "--json").json["skipped"] == 1
     with closing(SessionDB(home.state_db)) as db:
         [session] = db.list_sessions()
         messages = db.get_messages_as_conversation(session["id"])

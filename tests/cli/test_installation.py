@@ -110,8 +110,8 @@ def test_systemd_unit_runs_this_program_in_this_home(tmp_path: Path, monkeypatch
     unit = service.text(90)
     assert service.file == tmp_path / "config/systemd/user/hermes.service"
     [command] = entry(unit, "ExecStart")
-    words = [word.replace("$$", "$").replace("%%", "%") for word in shlex.split(command)]
-    assert words == [sys.executable, "-P", "-m", "hermes", "-p", "default", "gateway", "run"]
+    argv = [word.replace("$$", "$").replace("%%", "%") for word in shlex.split(command)]
+    assert argv == [sys.executable, "-P", "-m", "hermes", "-p", "default", "gateway", "run"]
     home = next(shlex.split(line)[0] for line in entry(unit, "Environment") if "HERMES_HOME" in line)
     assert home.replace("%%", "%") == f"HERMES_HOME={root}"
     assert entry(unit, "TimeoutStopSec") == ["90"] and entry(unit, "RestartPreventExitStatus") == ["78"]

@@ -30,10 +30,10 @@ def test_mcp_add_tests_before_writing(home: Home, hermes: Hermes) -> None:
 
 
 def test_mcp_add_rejects_unreachable_server(home: Home, hermes: Hermes) -> None:
-    words = ("mcp", "add", "gone", "--command", "/no/such/program")
-    done = hermes(*words)
+    args = ("mcp", "add", "gone", "--command", "/no/such/program")
+    done = hermes(*args)
     assert done.code == 1 and "Nothing was written" in done.err and not home.config_file.exists()
-    assert hermes(*words, "--force").code == 0
+    assert hermes(*args, "--force").code == 0
     assert hermes("mcp", "test", "gone").code == 1
     assert hermes("mcp", "tools", "gone").code == 1
 
@@ -51,7 +51,7 @@ def test_mcp_test_and_tools(home: Home, hermes: Hermes) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("a b", "--url", "http://x.test"),
         ("x",),
@@ -60,8 +60,8 @@ def test_mcp_test_and_tools(home: Home, hermes: Hermes) -> None:
         ("x", "--command", "y", "--env", "=1"),
     ],
 )
-def test_mcp_add_usage_errors(words: tuple[str, ...], home: Home, hermes: Hermes) -> None:
-    assert hermes("mcp", "add", *words).code == 2 and not home.config_file.exists()
+def test_mcp_add_usage_errors(args: tuple[str, ...], home: Home, hermes: Hermes) -> None:
+    assert hermes("mcp", "add", *args).code == 2 and not home.config_file.exists()
 
 
 def test_mcp_remove(home: Home, hermes: Hermes) -> None:

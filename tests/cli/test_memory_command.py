@@ -17,9 +17,9 @@ def known(home: Home) -> Home:
 
 
 def test_memory_show_entries_size_and_limit(known: Home, hermes: Hermes) -> None:
-    told = hermes("memory", "show", "--json").json
-    assert told["memory"]["entries"] == ["The cat is called Mia.", "Tea,\nno coffee."]
-    assert told["user"]["chars"] == len("Likes gardens.") and told["user"]["limit"] == 1375
+    document = hermes("memory", "show", "--json").json
+    assert document["memory"]["entries"] == ["The cat is called Mia.", "Tea,\nno coffee."]
+    assert document["user"]["chars"] == len("Likes gardens.") and document["user"]["limit"] == 1375
     assert "  - Tea,\n    no coffee." in hermes("memory").out
 
 

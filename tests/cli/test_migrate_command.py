@@ -109,9 +109,9 @@ def test_unfinished_copy_is_not_served(
     with closing(open_store(url)) as store:
         store.sessions.set_meta(MIGRATION, json.dumps({"source": str(filled_home.state_db), "table": "", "after": []}))
     monkeypatch.setenv("HERMES_DATABASE_URL", url)
-    for words in (["gateway", "run", "--port", "0"], ["sessions", "list"], ["sessions", "export", "s"]):
-        done = hermes(*words)
-        assert done.code == 78, (words, done.err)
+    for args in (["gateway", "run", "--port", "0"], ["sessions", "list"], ["sessions", "export", "s"]):
+        done = hermes(*args)
+        assert done.code == 78, (args, done.err)
         assert "was interrupted" in done.err and "hermes migrate" in done.err
     done = hermes("migrate", "--from", f"sqlite://{filled_home.state_db}", "--to", url)
     assert done.code == 0, done.err
@@ -133,7 +133,7 @@ def test_home_of_the_target_file_is_refused_while_served(filled_home: Home, herm
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("args", "code", "message"),
     [
         (["--to", "mysql://u:pa55-never-shown@h/db"], 78, "no store of the kind 'mysql'"),
         (["--to", "postgresql://u:pa55-never-shown@127.0.0.1:1/db"], 69, "out of reach"),
@@ -147,8 +147,8 @@ def test_home_of_the_target_file_is_refused_while_served(filled_home: Home, herm
         ([], 2, "--to"),
     ],
 )
-def test_wrong_addresses(filled_home: Home, hermes: Hermes, words: list[str], code: int, message: str) -> None:
-    done = hermes("migrate", *words)
+def test_wrong_addresses(filled_home: Home, hermes: Hermes, args: list[str], code: int, message: str) -> None:
+    done = hermes("migrate", *args)
     assert done.code == code, done.err
     assert message in done.err
     assert "pa55" not in done.err and "Traceback" not in done.err

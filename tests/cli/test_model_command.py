@@ -32,8 +32,8 @@ SECRET = "sk-very-secret-0123456789"
 
 @pytest.fixture
 def server() -> Iterator[ModelServer]:
-    with serving(Reply(text="Hello there."), Reply(text="Hello again.")) as made:
-        yield made
+    with serving(Reply(text="Hello there."), Reply(text="Hello again.")) as model:
+        yield model
 
 
 def configure(home: Home, server: ModelServer, more: str = "") -> None:
@@ -254,8 +254,8 @@ def test_setup_non_interactive(
     home: Home, hermes: Hermes, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", SECRET)
-    words = ("--base-url", f"{server.url}/v1", "--model", "m", "--api-key-env", "MY_KEY", "--sandbox", "local")
-    done = hermes("setup", "--non-interactive", *words, "--json")
+    args = ("--base-url", f"{server.url}/v1", "--model", "m", "--api-key-env", "MY_KEY", "--sandbox", "local")
+    done = hermes("setup", "--non-interactive", *args, "--json")
     assert done.code == 0 and done.json["test"]["answer"] == "Hello there."
     assert done.json["written"] == ["model.api_key", "model.base_url", "model.default", "terminal.backend"]
     assert SECRET in str(server.requests[0].headers) and SECRET not in home.config_file.read_text()
@@ -265,7 +265,7 @@ def test_setup_non_interactive(
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("args", "code"),
     [
         (("--model-file", "/no/such/file.gguf"), 5),
         (("--provider", "nonsense"), 2),
@@ -273,8 +273,8 @@ def test_setup_non_interactive(
         ((), 3),
     ],
 )
-def test_setup_failure_writes_nothing(words: tuple[str, ...], code: int, home: Home, hermes: Hermes) -> None:
-    assert hermes("setup", "model", "--non-interactive", *words).code == code
+def test_setup_failure_writes_nothing(args: tuple[str, ...], code: int, home: Home, hermes: Hermes) -> None:
+    assert hermes("setup", "model", "--non-interactive", *args).code == code
     assert names(home) == []
 
 
@@ -287,8 +287,8 @@ def test_setup_rejects_unknown_toolset_and_part(home: Home, hermes: Hermes) -> N
 def test_setup_reset_keeps_old_file(home: Home, hermes: Hermes, server: ModelServer) -> None:
     for number in range(2):
         write_private(home.config_file, f"timezone: UTC\nagent: {{max_turns: {number + 1}}}\n")
-        words = ("--non-interactive", "--reset", "--base-url", f"{server.url}/v1", "--model", "m")
-        assert hermes("setup", "model", *words).code == 0
+        args = ("--non-interactive", "--reset", "--base-url", f"{server.url}/v1", "--model", "m")
+        assert hermes("setup", "model", *args).code == 0
     assert config.load(home).timezone == "" and config.load(home).model.default == "m"
     assert "max_turns: 1" in (home.path / "config.yaml.bak").read_text()
     assert "max_turns: 2" in (home.path / "config.yaml.bak1").read_text()
@@ -301,9 +301,9 @@ def test_setup_reset_keeps_old_file(home: Home, hermes: Hermes, server: ModelSer
 def at_terminal(home: Home, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     with ExitStack() as stack:
 
-        def start(*words: str) -> Terminal:
+        def start(*args: str) -> Terminal:
             env = {"PATH": os.environ["PATH"], "HERMES_HOME": str(home.path), "HOME": str(tmp_path)}
-            terminal = Terminal([*HERMES, "setup", *words], env, tmp_path)
+            terminal = Terminal([*HERMES, "setup", *args], env, tmp_path)
             stack.callback(terminal.close)
             return terminal
 

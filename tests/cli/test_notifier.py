@@ -25,11 +25,11 @@ def notifier(tmp_path: Path, **flags: object) -> tuple[Notifier, list[str], list
 
 
 def test_end_of_a_long_turn_rings(tmp_path: Path) -> None:
-    told, written, now = notifier(tmp_path)
+    notifications, written, now = notifier(tmp_path)
     for seconds, rings in ((5.0, 0), (25.0, 1), (5.0, 1)):
-        told.hear({"event": "run.started"})
+        notifications.hear({"event": "run.started"})
         now[0] += seconds
-        told.hear({"event": "run.completed"})
+        notifications.hear({"event": "run.completed"})
         assert written == ["\a"] * rings
 
 
@@ -39,8 +39,8 @@ def test_end_of_a_long_turn_rings(tmp_path: Path) -> None:
      ("osc777", ["\x1b]777;notify;Hermes;An approval is wanted.\a"])],
 )  # fmt: skip
 def test_approval_notifies_as_the_setting_says(tmp_path: Path, kind: str, sequence: list[str]) -> None:
-    told, written, _ = notifier(tmp_path, display__notify=kind)
-    told.hear({"event": "approval.request"})
+    notifications, written, _ = notifier(tmp_path, display__notify=kind)
+    notifications.hear({"event": "approval.request"})
     assert written == sequence
 
 
@@ -54,10 +54,10 @@ async def test_notify_command_is_run(tmp_path: Path) -> None:
     file = tmp_path / "program"
     file.write_text(f"#!{sys.executable}\nimport sys\nopen({str(tmp_path / 'out')!r}, 'w').write(sys.argv[1])\n")
     file.chmod(0o700)
-    told, _, _ = notifier(tmp_path, notify__command=f"{file} {{text}}")
-    told.hear({"event": "approval.request"})
+    notifications, _, _ = notifier(tmp_path, notify__command=f"{file} {{text}}")
+    notifications.hear({"event": "approval.request"})
     async with asyncio.timeout(60):
-        await asyncio.gather(*told._tasks)
+        await asyncio.gather(*notifications._tasks)
     assert (tmp_path / "out").read_text() == "An approval is wanted."
 
 

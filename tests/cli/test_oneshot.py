@@ -34,8 +34,8 @@ def test_oneshot_prompt_from_stdin(cli_or_server: Cli) -> None:
     cli_or_server.run("-z", "-", stdin="what is this?")
     assert cli_or_server.model_messages() == [("user", "what is this?")]
     cli_or_server.run("-z", "review this", stdin="+ a line\n")
-    [(_, said)] = cli_or_server.model_messages()
-    assert said.startswith("review this") and said.endswith("review this") and "File stdin:\n+ a line\n" in said
+    [(_, prompt)] = cli_or_server.model_messages()
+    assert prompt.startswith("review this") and prompt.endswith("review this") and "File stdin:\n+ a line\n" in prompt
 
 
 def test_piped_text_in_another_encoding_is_text(cli: Cli) -> None:
@@ -178,14 +178,14 @@ def test_oneshot_broken_pipe_is_quiet(cli: Cli) -> None:
     process.stdout = None
 
 
-@pytest.mark.parametrize("words", [("-r", "annas"), ("-r", "Melons"), ("-c", "Melons"), ("--no-save", "-r", "annas")])
-def test_oneshot_does_not_resume_session_of_other_owner(cli: Cli, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("args", [("-r", "annas"), ("-r", "Melons"), ("-c", "Melons"), ("--no-save", "-r", "annas")])
+def test_oneshot_does_not_resume_session_of_other_owner(cli: Cli, args: tuple[str, ...]) -> None:
     cli.script(Reply(text="Hi."))
     db = SessionDB(cli.home / "state.db")
     db.create_session("annas", "api_server", owner="anna", title="Melons", cwd=str(cli.folder))
     db.append_message("annas", "user", "the melon is hidden")
     before = db.export_session("annas")
-    done = cli.run(*words, "-z", "where is it?")
+    done = cli.run(*args, "-z", "where is it?")
     assert done.returncode != 0 and "There is no session" in done.stderr and cli.model.requests == []
     assert db.export_session("annas") == before
     db.close()

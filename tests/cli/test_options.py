@@ -52,14 +52,14 @@ def test_help_for_every_command(command: str, cli: Cli) -> None:
 
 
 def test_version_output(cli: Cli) -> None:
-    told = cli.run("-V").stdout
-    assert f"hermes {hermes.__version__}" in told and "profile default" in told
+    stdout = cli.run("-V").stdout
+    assert f"hermes {hermes.__version__}" in stdout and "profile default" in stdout
     for name in (str(cli.home), "python", "store", "sandbox local", "llama.cpp"):
-        assert name in told.replace("Python", "python")
+        assert name in stdout.replace("Python", "python")
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ["--nonsense"],
         ["-z", "hi", "--deadline", "soon"],
@@ -72,9 +72,9 @@ def test_version_output(cli: Cli) -> None:
     ],
     ids=" ".join,
 )
-def test_usage_errors_have_hint(words: list[str], cli: Cli) -> None:
+def test_usage_errors_have_hint(args: list[str], cli: Cli) -> None:
     (cli.folder / "config.yaml").write_text("no picture")
-    done = cli.run(*words)
+    done = cli.run(*args)
     first, *rest = done.stderr.splitlines()
     assert done.returncode == 2 and done.stdout == ""
     assert first.startswith("hermes: ") and first.endswith((".", "?")) and rest[-1].startswith("Try: ")
@@ -82,7 +82,7 @@ def test_usage_errors_have_hint(words: list[str], cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("agent: {max_turns: many}\n", "agent.max_turns must be a whole number"),
         ("agent: [\n", "config.yaml line 2"),
@@ -95,12 +95,12 @@ def test_usage_errors_have_hint(words: list[str], cli: Cli) -> None:
     ],
     ids=["wrong type", "broken YAML", "unknown provider", "missing key", "no address"],
 )
-def test_invalid_configuration_is_exit_78(text: str, words: str, cli: Cli) -> None:
+def test_invalid_configuration_is_exit_78(text: str, message: str, cli: Cli) -> None:
     write_private(cli.home / "config.yaml", text)
     done = cli.run("-z", "hi")
     sentence, remedy = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (78, "")
-    assert words in sentence and remedy.startswith("Try: ")
+    assert message in sentence and remedy.startswith("Try: ")
 
 
 def test_missing_model_is_exit_3_with_hint(cli: Cli) -> None:
@@ -132,8 +132,8 @@ def test_read_only_commands_create_nothing(cli: Cli) -> None:
 
 def test_profile_flag_before_or_after_command(cli: Cli) -> None:
     cli.run("profile", "create", "work")
-    for words in (("-p", "work", "config", "path"), ("config", "path", "-p", "work")):
-        assert cli.run(*words).stdout.strip().endswith("profiles/work/config.yaml")
+    for args in (("-p", "work", "config", "path"), ("config", "path", "-p", "work")):
+        assert cli.run(*args).stdout.strip().endswith("profiles/work/config.yaml")
 
 
 def test_model_and_provider_flags(cli_or_server: Cli) -> None:
@@ -188,11 +188,11 @@ def test_safe_mode_flag(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(cli.folder)
     monkeypatch.setattr("sys.stdin", None)
     cli.script(Reply(text="ok"), Reply(text="ok"))
-    words = ["--provider", "ollama", "-m", "m", "-z", "hi"]
-    assert main(words) == 0
+    args = ["--provider", "ollama", "-m", "m", "-z", "hi"]
+    assert main(args) == 0
     usual = json.dumps(cli.model.requests[-1].body)
     write_private(cli.home / "config.yaml", "agent: [\n")
-    assert (main(words), main(["--safe-mode", *words])) == (78, 0)
+    assert (main(args), main(["--safe-mode", *args])) == (78, 0)
     safe = json.dumps(cli.model.requests[-1].body)
     for word in ("likes tea", "Always shout", "skill_view"):
         assert word in usual and word not in safe
@@ -215,8 +215,8 @@ def test_no_save_leaves_no_memory_and_no_files(cli: Cli) -> None:
     assert cli.run("--no-save", "--yolo", "-z", "remember that I like tea").stdout == "Done.\n"
     offered = {tool["function"]["name"] for tool in cli.model.requests[0].body["tools"]}
     assert offered.isdisjoint({"memory", "skill_manage", "cronjob"}) and "terminal" in offered
-    kept = {path.relative_to(cli.home) for path in cli.home.rglob("*") if path.is_file()}
-    assert {str(path) for path in kept if path.parts[0] != "logs"} <= {"config.yaml", "cache/models.json"}
+    paths = {path.relative_to(cli.home) for path in cli.home.rglob("*") if path.is_file()}
+    assert {str(path) for path in paths if path.parts[0] != "logs"} <= {"config.yaml", "cache/models.json"}
 
 
 def test_no_save_is_refused_with_a_server(cli: Cli) -> None:
@@ -237,9 +237,9 @@ def test_missing_sandbox_is_said_once(cli: Cli, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("hermes.sandbox.bubblewrap.probe", lambda: "bubblewrap is not installed.")
     assert cli.run("config", "set", "terminal.backend", "auto").returncode == 0
     cli.script(Reply(text="One.", continues=False), Reply(text="Two.", continues=False))
-    told = cli.run("chat", stdin="hi\nagain\n").stderr
-    assert told.count("Commands cannot be run: there is no sandbox for commands") == 1
-    assert "terminal.allow_local" in told
+    stderr = cli.run("chat", stdin="hi\nagain\n").stderr
+    assert stderr.count("Commands cannot be run: there is no sandbox for commands") == 1
+    assert "terminal.allow_local" in stderr
     cli.script(Reply(text="Three."))
     assert "no sandbox" not in cli.run("-z", "hi", "-t", "todo").stderr
 
@@ -377,9 +377,9 @@ def test_single_unknown_word_is_no_question(cli: Cli) -> None:
     assert cli.model.requests == []
 
 
-@pytest.mark.parametrize("words", [["help"], ["help", "cron"], ["help", "cron", "create"]], ids=" ".join)
-def test_help_is_a_word_too(words: list[str], cli: Cli) -> None:
-    assert cli.run(*words) == cli.run(*words[1:], "--help")
+@pytest.mark.parametrize("args", [["help"], ["help", "cron"], ["help", "cron", "create"]], ids=" ".join)
+def test_help_is_a_word_too(args: list[str], cli: Cli) -> None:
+    assert cli.run(*args) == cli.run(*args[1:], "--help")
 
 
 def test_group_without_an_action_lists_or_prints_help(cli: Cli) -> None:

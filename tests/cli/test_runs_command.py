@@ -31,10 +31,10 @@ QUIET = "auxiliary: {title_generation: {enabled: false}}\n"
 
 def wait_for(happened: Callable[[], Any], seconds: float = 120.0) -> Any:
     end = time.monotonic() + seconds
-    while not (found := happened()):
+    while not (result := happened()):
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
-    return found
+    return result
 
 
 @contextmanager
@@ -45,11 +45,11 @@ def started_gateway(home: Home, model: ModelServer, more: str = "") -> Iterator[
         [sys.executable, "-m", "hermes", "gateway", "run", "--port", "0"], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    found = re.search(r"listening on (http://\S+)", process.stdout.readline())
-    assert found
+    match = re.search(r"listening on (http://\S+)", process.stdout.readline())
+    assert match
 
     def submit(text: str) -> str:
-        connection = HTTPConnection(urlsplit(found[1]).netloc, timeout=30)
+        connection = HTTPConnection(urlsplit(match[1]).netloc, timeout=30)
         body = json.dumps({"input": text, "session_id": "talk"})
         connection.request("POST", "/v1/runs", body, {"Content-Type": "application/json"})
         with closing(connection):
@@ -68,8 +68,8 @@ def status(hermes: Hermes, run_id: str) -> str:
 
 @pytest.fixture
 def store(home: Home) -> Iterator[Store]:
-    with closing(Store(home.state_db)) as made:
-        yield made
+    with closing(Store(home.state_db)) as store:
+        yield store
 
 
 def store_run(store: Store, run_id: str, *types: str, session_id: str = "talk", **data: Any) -> str:
@@ -98,8 +98,8 @@ def test_runs_without_runs(home: Home, hermes: Hermes) -> None:
     done = hermes("runs", "list", "--json")
     assert (done.code, done.json) == (0, {"runs": [], "more": False}) and done.err
     assert not home.state_db.exists()
-    for words in (("show", "x"), ("tail", "x"), ("stop", "x"), ("deny", "x")):
-        assert hermes("runs", *words).code == 5
+    for args in (("show", "x"), ("tail", "x"), ("stop", "x"), ("deny", "x")):
+        assert hermes("runs", *args).code == 5
 
 
 def test_runs_list_and_show(home: Home, hermes: Hermes, store: Store) -> None:
@@ -127,8 +127,8 @@ def test_runs_tail_of_ended_run(home: Home, hermes: Hermes, store: Store) -> Non
 
 def test_runs_control_of_ended_run_fails(home: Home, hermes: Hermes, store: Store) -> None:
     run_id = store_run(store, "run_aa1", "run.started", "run.completed")
-    for words in (("stop", run_id), ("steer", run_id, "x"), ("approve", run_id), ("answer", run_id, "x")):
-        done = hermes("runs", *words)
+    for args in (("stop", run_id), ("steer", run_id, "x"), ("approve", run_id), ("answer", run_id, "x")):
+        done = hermes("runs", *args)
         assert done.code == 1 and "has ended: completed" in done.err
 
 
@@ -160,22 +160,22 @@ def remember() -> Call:
 
 
 @pytest.mark.parametrize(
-    ("words", "kept"), [(["approve"], True), (["deny"], False), (["deny", "Write it to notes.txt."], False)]
+    ("args", "is_remembered"), [(["approve"], True), (["deny"], False), (["deny", "Write it to notes.txt."], False)]
 )
-def test_runs_approve_and_deny(words: list[str], kept: bool, home: Home, hermes: Hermes) -> None:
+def test_runs_approve_and_deny(args: list[str], is_remembered: bool, home: Home, hermes: Hermes) -> None:
     script = (Reply(tool_calls=[remember()]), Reply(text="Done.", continues=False))
     with serving(*script) as model, started_gateway(home, model, "memory: {write_approval: true}\n") as submit:
         run_id = submit("remember it")
         wait_for(lambda: status(hermes, run_id) == "waiting_for_approval")
         assert hermes("runs", "deny", run_id, " ").code == 2
-        done = hermes("runs", words[0], run_id, *words[1:], "--json")
+        done = hermes("runs", args[0], run_id, *args[1:], "--json")
         assert (done.code, done.json["result"]) == (0, "applied")
         tail = hermes("runs", "tail", run_id)
         assert tail.code == 0 and "Done." in tail.out and "approval.resolved" in tail.out
         result = model.requests[-1].turns[-1].text
-    assert (home.memories / "MEMORY.md").exists() is kept
-    assert ("Write it to notes.txt." in result) is (len(words) == 2)
-    assert ("Do not try to do it in another way." in result) is (words == ["deny"])
+    assert (home.memories / "MEMORY.md").exists() is is_remembered
+    assert ("Write it to notes.txt." in result) is (len(args) == 2)
+    assert ("Do not try to do it in another way." in result) is (args == ["deny"])
 
 
 def test_runs_answer_clarify(home: Home, hermes: Hermes) -> None:

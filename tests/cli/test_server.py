@@ -66,12 +66,12 @@ def test_cli_and_server_share_run_and_session(cli: Cli) -> None:
     assert [(one["source"], one["cwd"]) for one in cli.sessions()] == [("cli", str(cli.folder))]
 
 
-@pytest.mark.parametrize("words", [("--yolo",), ("-m", "other"), ("--sandbox", "local")], ids=" ".join)
-def test_options_beyond_the_api_work_beside_a_server(words: tuple[str, ...], cli: Cli) -> None:
+@pytest.mark.parametrize("args", [("--yolo",), ("-m", "other"), ("--sandbox", "local")], ids=" ".join)
+def test_options_beyond_the_api_work_beside_a_server(args: tuple[str, ...], cli: Cli) -> None:
     cli.serve()
     cli.script(Reply(text="ok"))
-    assert cli.run(*words, "-z", "hi").stdout == "ok\n"
-    assert cli.model.requests[-1].body["model"] == ("other" if "-m" in words else "m")
+    assert cli.run(*args, "-z", "hi").stdout == "ok\n"
+    assert cli.model.requests[-1].body["model"] == ("other" if "-m" in args else "m")
 
 
 def test_folder_outside_workspaces_is_worked_in_by_the_command_itself(cli: Cli) -> None:

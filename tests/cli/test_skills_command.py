@@ -73,8 +73,8 @@ def test_skills_add_asks_before_copying(home: Home, hermes: Hermes, tmp_path: Pa
     os.symlink("/etc/passwd", cli / "references")
     refused = hermes("skills", "add", str(cli))
     assert refused.code == 2 and not home.skills.exists()
-    for words in ("scripts/go", "README  left out", "references  left out", "suspicious: nothing was found"):
-        assert words in refused.err
+    for part in ("scripts/go", "README  left out", "references  left out", "suspicious: nothing was found"):
+        assert part in refused.err
     assert hermes("skills", "add", str(cli), typed="n\n").code == 1 and not (home.skills / "brew").exists()
     assert hermes("skills", "add", str(cli), "--category", "kitchen", typed="y\n").code == 0
     added = home.skills / "kitchen" / "brew"
@@ -104,10 +104,10 @@ def test_skills_add_rejects_non_skill(home: Home, hermes: Hermes, tmp_path: Path
     assert hermes("skills", "add", str(tmp_path / "bad"), "-y").code == 2
 
 
-def git(*words: str) -> None:
+def git(*args: str) -> None:
     env = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
     who = ("-c", "user.name=a", "-c", "user.email=a@b.test", "-c", "init.defaultBranch=main")
-    subprocess.run(["git", *who, *words], check=True, capture_output=True, env=env)
+    subprocess.run(["git", *who, *args], check=True, capture_output=True, env=env)
 
 
 @pytest.fixture

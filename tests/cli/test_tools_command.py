@@ -12,8 +12,8 @@ from hermes.settings import config
 from .shell import Hermes
 
 
-def states(hermes: Hermes, *words: str) -> dict[str, str]:
-    return {row["name"]: row["state"] for row in hermes("tools", *words, "--json").json["toolsets"]}
+def states(hermes: Hermes, *args: str) -> dict[str, str]:
+    return {row["name"]: row["state"] for row in hermes("tools", *args, "--json").json["toolsets"]}
 
 
 def test_tools_list_with_state_and_reason(hermes: Hermes) -> None:
