@@ -50,9 +50,9 @@ class Acpx:
         self._agent = " ".join([str(HERMES), "acp", *options])
         self._env = {**home_of(folder / "home", hermes.model), "HERMES_API_KEY": hermes.key}
 
-    def __call__(self, *words: str) -> str:
+    def __call__(self, *args: str) -> str:
         done = subprocess.run(
-            [_NODE, _ACPX.resolve(), "--agent", self._agent, *words],
+            [_NODE, _ACPX.resolve(), "--agent", self._agent, *args],
             cwd=self.project,
             env=self._env,
             stdin=subprocess.DEVNULL,

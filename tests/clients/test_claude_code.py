@@ -51,9 +51,9 @@ def test_turn_and_continue(hermes: Hermes, claude: ClaudeCode) -> None:
     assert first["usage"]["output_tokens"] > 0
     assert claude.ask("say it again", "--continue").result["result"] == "".join(HELLO)
     turns = hermes.model.requests[-1].turns
-    said = [turn.text for turn in turns if turn.role == "assistant"]
+    texts = [turn.text for turn in turns if turn.role == "assistant"]
     asked = [turn.text for turn in turns if turn.role == "user"]
-    assert said == ["".join(HELLO)]
+    assert texts == ["".join(HELLO)]
     assert "say hello" in asked[0] and "say it again" in asked[-1]
 
 

@@ -135,9 +135,9 @@ def inspect(request: pytest.FixtureRequest, hermes: Hermes, home: Path) -> Calla
     else:
         target = [str(HERMES), "mcp", "serve", "-e", f"HERMES_HOME={home}"]
 
-    def run(method: str, *words: str) -> dict[str, Any]:
+    def run(method: str, *args: str) -> dict[str, Any]:
         done = subprocess.run(
-            [_NODE, _INSPECTOR.resolve(), "--cli", *target, "--connect-timeout", "120000", "--method", method, *words],
+            [_NODE, _INSPECTOR.resolve(), "--cli", *target, "--connect-timeout", "120000", "--method", method, *args],
             env=_environment(home),
             capture_output=True,
             check=False,

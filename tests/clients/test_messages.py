@@ -52,8 +52,8 @@ def test_max_tokens_is_a_stop_reason(sdk: anthropic.Anthropic) -> None:
 
 def test_pictures_and_documents(sdk: anthropic.Anthropic) -> None:
     picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
-    words = {"type": "text", "text": "count pictures"}
-    message = sdk.messages.create(**messages_body([picture, picture, words]))
+    text_block = {"type": "text", "text": "count pictures"}
+    message = sdk.messages.create(**messages_body([picture, picture, text_block]))
     assert message.content[0].text == "2 pictures."  # type: ignore[union-attr]
 
 
@@ -82,20 +82,20 @@ _BLOCKS = [block for block in typing.get_args(BetaContentBlockParam) if _is_obje
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_every_block_of_the_package_is_taken_or_refused_by_name(sdk: anthropic.Anthropic, role: Any) -> None:
-    taken = set()
+    types = set()
     for kind in _BLOCKS:
         block = _example(kind)
         result = [{"type": "tool_result", "tool_use_id": block["id"]}] if block["type"] == "tool_use" else "go on"
-        said: Any = [("user", "hi"), (role, [block]), ("user", result)]
-        messages: Any = [{"role": speaker, "content": content} for speaker, content in said]
+        turns: Any = [("user", "hi"), (role, [block]), ("user", result)]
+        messages: Any = [{"role": speaker, "content": content} for speaker, content in turns]
         try:
             sdk.messages.count_tokens(model=MODEL, messages=messages)
-            taken.add(block["type"])
+            types.add(block["type"])
         except anthropic.BadRequestError as refused:
             error: Any = refused.body
             assert error["error"]["param"].startswith("messages[1].content[0]"), error
     usual = {"text", "search_result"} if role == "user" else {"text", "thinking", "redacted_thinking", "tool_use"}
-    assert usual <= taken
+    assert usual <= types
 
 
 def test_tokens_are_counted(sdk: anthropic.Anthropic) -> None:
@@ -138,8 +138,8 @@ def test_ollama_finds_the_model(hermes: Hermes) -> None:
     assert [model.model for model in client.ps().models] == [MODEL]
     shown = client.show(MODEL)
     assert shown.capabilities is not None and "tools" in shown.capabilities
-    said = client.generate(model=MODEL, prompt="say hello")
-    assert said.response == "".join(HELLO)
+    completion = client.generate(model=MODEL, prompt="say hello")
+    assert completion.response == "".join(HELLO)
     pieces = [part.response for part in client.generate(model=MODEL, prompt="say hello", stream=True)]
     assert "".join(pieces) == "".join(HELLO)
     thought = client.chat(model=MODEL, messages=[{"role": "user", "content": "think, then say hello"}], think=True)

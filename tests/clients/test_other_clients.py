@@ -35,8 +35,8 @@ class MoreTurns(Turns):
         assert conversation.ask("use my weather", how).text == IT_IS
 
     def test_truncated_answer_is_no_error(self, conversation: Conversation) -> None:
-        told = conversation.ask("say too much", How(stream=True, options={self.limit: 5}))
-        assert told.text == "".join(HELLO)
+        answer = conversation.ask("say too much", How(stream=True, options={self.limit: 5}))
+        assert answer.text == "".join(HELLO)
 
 
 class TestLangChainNode(MoreTurns):
@@ -52,8 +52,8 @@ class TestLangChainNode(MoreTurns):
 
     @both_ways
     def test_image_result_of_function_reaches_model(self, conversation: Any, stream: bool) -> None:
-        told = conversation.call(prompt="use my weather", picture=True, stream=stream, tools=True)
-        assert told["text"] == IT_IS
+        result = conversation.call(prompt="use my weather", picture=True, stream=stream, tools=True)
+        assert result["text"] == IT_IS
         assert conversation.ask("count pictures", How(stream=stream)).text == "1 pictures."
 
     @both_ways
@@ -62,9 +62,9 @@ class TestLangChainNode(MoreTurns):
         conversation: Any = self.begin(hermes, "agent", hermes.key)
 
         def ask(prompt: str) -> dict[str, Any]:
-            told: dict[str, Any] = conversation.call(prompt=prompt, stream=stream, through=through, tools=True)
-            assert told["streamed"] == (told["text"] if stream else "")
-            return told
+            result: dict[str, Any] = conversation.call(prompt=prompt, stream=stream, through=through, tools=True)
+            assert result["streamed"] == (result["text"] if stream else "")
+            return result
 
         first = ask("use your list")
         assert (first["text"].endswith("".join(FOUND)), first["calls"]) == (True, [])
@@ -76,10 +76,10 @@ class TestLangChainNode(MoreTurns):
         assert ask("count")["text"] == "4 questions so far."
 
     @both_ways
-    @pytest.mark.parametrize("kept", [True, False], ids=["stored", "encrypted"])
-    def test_reasoning_is_sent_back_with_history(self, hermes: Hermes, stream: bool, kept: bool) -> None:
+    @pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "encrypted"])
+    def test_reasoning_is_sent_back_with_history(self, hermes: Hermes, stream: bool, is_stored: bool) -> None:
         conversation = self.begin(hermes, "responses", hermes.key)
-        how = How(stream=stream, tools=True, options={"reasoning": {"summary": "auto"}, "zdrEnabled": not kept})
+        how = How(stream=stream, tools=True, options={"reasoning": {"summary": "auto"}, "zdrEnabled": not is_stored})
         for prompt in ("think, then say hello", "use your list", "use both"):
             conversation.ask(prompt, how)
         assert conversation.ask("count", how).text == "4 questions so far."
@@ -91,8 +91,8 @@ class TestXsAI(MoreTurns):
 
     @both_ways
     def test_image_result_of_function_reaches_model(self, conversation: Any, stream: bool) -> None:
-        told = conversation.call(prompt="use my weather", picture=True, stream=stream, tools=True)
-        assert told["text"] == IT_IS
+        result = conversation.call(prompt="use my weather", picture=True, stream=stream, tools=True)
+        assert result["text"] == IT_IS
         assert conversation.ask("count pictures", How(stream=stream)).text == "1 pictures."
 
     def test_truncated_answer_is_continued(self, conversation: Conversation) -> None:
@@ -119,8 +119,8 @@ class TestLibreChat(MoreTurns):
         assert conversation.ask("count", How(stream=stream, tools=True)).text == "3 questions so far."
 
     def test_title_generation(self, hermes: Hermes, conversation: Any) -> None:
-        told = conversation.call(prompt="use my weather", stream=True, tools=True, title="say hello")
-        assert (told["text"], told["title"]) == (IT_IS, {"title": "".join(HELLO)})
+        result = conversation.call(prompt="use my weather", stream=True, tools=True, title="say hello")
+        assert (result["text"], result["title"]) == (IT_IS, {"title": "".join(HELLO)})
 
 
 class TestGoOpenAI(MoreTurns):
@@ -149,8 +149,8 @@ class TestChatPage:
         assert "".join(listed["text"]).replace("\n", "") == "".join([*LOOKING, *FOUND])
         assert (listed["calls"], len(listed["others"])) == ([], 1 if api == "responses" else 0)
         for how in ({"place": "page"}, {"place": "route"}, {"place": "asking", "agree": True}):
-            told = page.call(prompt="use my weather", **how)
-            assert (told["text"][-1], told["calls"]) == (IT_IS, [SHOWN])
+            result = page.call(prompt="use my weather", **how)
+            assert (result["text"][-1], result["calls"]) == (IT_IS, [SHOWN])
         denied = page.call(prompt="use my weather", place="asking", agree=False)
         assert denied["calls"] == [[CITY, "output-denied", None]] and "denied" in denied["text"][-1]
         twice = page.call(prompt="use my weather twice", place="page")
@@ -185,8 +185,8 @@ class TestChatPage:
         page = self.begin(hermes, api)
         with pytest.raises(Refused, match=REFUSAL):
             page.call(prompt="use my weather, break once", place="page")
-        told = page.call(place="page", again=True)
-        assert (told["text"][-1], told["calls"]) == (IT_IS, [SHOWN])
+        result = page.call(place="page", again=True)
+        assert (result["text"][-1], result["calls"]) == (IT_IS, [SHOWN])
 
     @pytest.mark.parametrize("store", [True, False], ids=["stored", "encrypted"])
     def test_reasoning_is_sent_back_with_history(self, hermes: Hermes, store: bool) -> None:

@@ -91,9 +91,9 @@ def deferring(hermes: Hermes, api: str) -> Agent[Any, Any]:
 @both
 @pytest.mark.parametrize("chain", [False, True], ids=["history", "chain"])
 @pytest.mark.parametrize(
-    ("approval", "told"), [(True, "deleted a.txt"), (ToolDenied("Not that one."), "Not that one.")]
+    ("approval", "expected"), [(True, "deleted a.txt"), (ToolDenied("Not that one."), "Not that one.")]
 )
-def test_deferred_tools(hermes: Hermes, model: Any, api: str, chain: bool, approval: Any, told: str) -> None:
+def test_deferred_tools(hermes: Hermes, model: Any, api: str, chain: bool, approval: Any, expected: str) -> None:
     if chain and api == "chat":
         pytest.skip("chat completions have no chain")
     model.handler = calls_then_tells(
@@ -115,7 +115,7 @@ def test_deferred_tools(hermes: Hermes, model: Any, api: str, chain: bool, appro
         return second.output, second.all_messages()
 
     output, messages = asyncio.run(flow())
-    assert sorted(output.split(" | ")) == sorted([told, "because", "noon"])
+    assert sorted(output.split(" | ")) == sorted([expected, "because", "noon"])
     assert messages
 
 
@@ -133,8 +133,8 @@ def test_deferred_result_with_new_question(hermes: Hermes, model: Any, api: str)
         return str(second.output)
 
     assert asyncio.run(flow()) == "because"
-    said = [turn.text for turn in model.requests[-1].turns if turn.role == "user"]
-    assert said == ["Look it up.", "And be brief."]
+    texts = [turn.text for turn in model.requests[-1].turns if turn.role == "user"]
+    assert texts == ["Look it up.", "And be brief."]
 
 
 @both

@@ -59,9 +59,9 @@ class Turns:
     @every_entrance
     @both_ways
     def test_text_is_complete(self, conversation: Conversation, stream: bool) -> None:
-        told = conversation.ask("say hello slowly", How(stream=stream))
-        assert (told.text, told.calls, told.tokens) == ("".join(HELLO), [], TOKENS)
-        assert not (stream and conversation.shows_pieces) or told.pieces > 1
+        answer = conversation.ask("say hello slowly", How(stream=stream))
+        assert (answer.text, answer.calls, answer.tokens) == ("".join(HELLO), [], TOKENS)
+        assert not (stream and conversation.shows_pieces) or answer.pieces > 1
 
     @both_ways
     @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ class Turns:
         self, hermes: Hermes, conversation: Conversation, stream: bool, tools: bool, using: str
     ) -> None:
         before = len(hermes.model.requests)
-        told = conversation.ask(using, How(stream=stream, tools=tools))
-        assert told.calls == []
-        assert told.text.endswith("".join(FOUND))
+        answer = conversation.ask(using, How(stream=stream, tools=tools))
+        assert answer.calls == []
+        assert answer.text.endswith("".join(FOUND))
         # A plain chat completion has room for the final text only.
-        assert told.text.startswith("".join(LOOKING)) or (conversation.api != "responses" and not stream)
+        assert answer.text.startswith("".join(LOOKING)) or (conversation.api != "responses" and not stream)
         assert len(hermes.model.requests) - before == 2
 
     def test_instructions_reach_model(self, hermes: Hermes, conversation: Conversation) -> None:
@@ -85,17 +85,17 @@ class Turns:
     @every_entrance
     @both_ways
     def test_client_function_is_called_twice_in_one_step(self, conversation: Conversation, stream: bool) -> None:
-        told = conversation.ask("use my weather twice", How(stream=stream, tools=True))
-        assert told.text == f"{WEATHER} and {WEATHER}"
-        assert told.calls == [("weather", CITY), ("weather", {"city": "Rome"})]
+        answer = conversation.ask("use my weather twice", How(stream=stream, tools=True))
+        assert answer.text == f"{WEATHER} and {WEATHER}"
+        assert answer.calls == [("weather", CITY), ("weather", {"city": "Rome"})]
 
     @both_ways
     def test_client_and_server_tools_in_one_step(self, conversation: Conversation, stream: bool) -> None:
         """Chat clients never saw the server's own result: it is put back. What a client of the other protocol was shown
         and does not send again is left out."""
-        told = conversation.ask("use both", How(stream=stream, tools=True))
+        answer = conversation.ask("use both", How(stream=stream, tools=True))
         results = 2 if conversation.api != "responses" or conversation.returns_server_items else 1
-        assert (told.text, told.calls) == (f"{results} results: {WEATHER}.", [("weather", CITY)])
+        assert (answer.text, answer.calls) == (f"{results} results: {WEATHER}.", [("weather", CITY)])
 
     @both_ways
     def test_answer_follows_schema(self, conversation: Conversation, stream: bool) -> None:
@@ -149,11 +149,11 @@ class TestOpenAINode(Turns):
 
     def test_response_is_stored(self, hermes: Hermes) -> None:
         conversation: Any = self.begin(hermes, "keep", hermes.key)
-        told = conversation.call()
-        assert told["texts"] == ["".join(HELLO)] * 3
-        assert told["given"] == ["say hello"]
-        assert told["after"] == 404
-        assert told["models"] == [MODEL]
+        result = conversation.call()
+        assert result["texts"] == ["".join(HELLO)] * 3
+        assert result["given"] == ["say hello"]
+        assert result["after"] == 404
+        assert result["models"] == [MODEL]
 
 
 class TestAnthropic(Turns):
@@ -175,8 +175,8 @@ class TestOllama(Turns):
     @both_ways
     def test_client_and_server_tools_in_one_step(self, conversation: Conversation, stream: bool) -> None:
         """Calls have no ids in this protocol, so what the server did beside them is not found again."""
-        told = conversation.ask("use both", How(stream=stream, tools=True))
-        assert (told.text, told.calls) == (f"1 results: {WEATHER}.", [("weather", CITY)])
+        answer = conversation.ask("use both", How(stream=stream, tools=True))
+        assert (answer.text, answer.calls) == (f"1 results: {WEATHER}.", [("weather", CITY)])
 
 
 class TestVercel(Turns):

@@ -106,8 +106,8 @@ def test_tools_of_further_types(hermes: Hermes, transport: str, shell: str, stre
 
     editor = _Editor()
     texts = run_with_tools(hermes.url, hermes.key, transport, shell, editor, stream, ["use every tool", "count"])
-    ran = {"shell": "ada", "local_shell": "/home/ada"}[shell]
-    assert ran in texts[0]
+    path = {"shell": "ada", "local_shell": "/home/ada"}[shell]
+    assert path in texts[0]
     assert texts[0].endswith(" / created / GRÖSSE / 21 degrees")
     assert texts[1] == "2 questions so far."
     assert editor.created == {"poem.txt": "+Roses are red."}

@@ -72,13 +72,13 @@ class AgentsTalk(Conversation):
         items = result.new_items
         texts = [ItemHelpers.text_message_output(item) for item in items if item.type == "message_output_item"]
         calls = [item.raw_item for item in items if item.type == "tool_call_item"]
-        told = Answer(
+        answer = Answer(
             calls=[(call.name, json.loads(call.arguments)) for call in calls if call.type == "function_call"],
             value=result.final_output.model_dump() if how.schema else None,
             tokens=result.context_wrapper.usage.total_tokens,
         )
-        told.add(texts if pieces is None else pieces, "".join(texts))
-        return told
+        answer.add(texts if pieces is None else pieces, "".join(texts))
+        return answer
 
 
 def _is_text(event: Any) -> bool:

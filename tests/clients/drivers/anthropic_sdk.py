@@ -38,16 +38,16 @@ class AnthropicTalk(Conversation):
 
     def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         self.history.append({"role": "user", "content": prompt})
-        told = Answer()
+        answer = Answer()
         try:
             if self.api == "runner" and how.tools:
-                self._run_tools(told, how)
+                self._run_tools(answer, how)
             else:
-                while self._step(told, how):
+                while self._step(answer, how):
                     pass
         except anthropic.APIError as error:
             raise refusal(error) from error
-        return told
+        return answer
 
     def _request(self, how: How) -> dict[str, Any]:
         request: dict[str, Any] = {"model": MODEL, "max_tokens": 1000, "messages": self.history}
@@ -61,7 +61,7 @@ class AnthropicTalk(Conversation):
             request["tools"] = [_TOOL]
         return request
 
-    def _step(self, told: Answer, how: How) -> bool:
+    def _step(self, answer: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         request = self._request(how)
         if self.api == "async":
@@ -70,15 +70,15 @@ class AnthropicTalk(Conversation):
             with anthropic.Anthropic(**self.place) as client:
                 pieces, message = self._asked(client, request, how)
         texts = [block.text for block in message.content if block.type == "text"]
-        told.add(pieces or texts, "".join(texts))
-        told.tokens += message.usage.input_tokens + message.usage.output_tokens
-        told.value = message.parsed_output.model_dump() if how.schema else None
+        answer.add(pieces or texts, "".join(texts))
+        answer.tokens += message.usage.input_tokens + message.usage.output_tokens
+        answer.value = message.parsed_output.model_dump() if how.schema else None
         self.history.append({"role": "assistant", "content": message.content})
         calls = [block for block in message.content if block.type == "tool_use"]
         assert message.stop_reason == ("tool_use" if calls else "end_turn")
         if not calls:
             return False
-        outputs = [told.run(call.name, json.dumps(call.input)) for call in calls]
+        outputs = [answer.run(call.name, json.dumps(call.input)) for call in calls]
         results = [
             {"type": "tool_result", "tool_use_id": call.id, "content": output}
             for call, output in zip(calls, outputs, strict=True)
@@ -99,16 +99,16 @@ class AnthropicTalk(Conversation):
                     return [text async for text in stream.text_stream], await stream.get_final_message()
             return [], await (client.messages.parse if how.schema else client.messages.create)(**request)
 
-    def _run_tools(self, told: Answer, how: How) -> None:
+    def _run_tools(self, answer: Answer, how: How) -> None:
         @beta_tool
         def weather(city: str) -> str:
             """The weather in a city."""
-            return told.run("weather", json.dumps({"city": city}))
+            return answer.run("weather", json.dumps({"city": city}))
 
         request = {**self._request(how), "tools": [weather]}
         with anthropic.Anthropic(**self.place) as client:
             for step in client.beta.messages.tool_runner(stream=how.stream, **request):
                 message: Any = step.get_final_message() if how.stream else step
-                told.text += "".join(block.text for block in message.content if block.type == "text")
-                told.tokens += message.usage.input_tokens + message.usage.output_tokens
-        self.history.append({"role": "assistant", "content": told.text})
+                answer.text += "".join(block.text for block in message.content if block.type == "text")
+                answer.tokens += message.usage.input_tokens + message.usage.output_tokens
+        self.history.append({"role": "assistant", "content": answer.text})

@@ -15,8 +15,8 @@ _PACKAGES = Path(__file__).resolve().parents[1] / "node/node_modules/@anthropic-
 
 def command() -> Path | None:
     """The program for this machine; None where there is none."""
-    found = sorted(_PACKAGES.glob("claude-code-*/claude"))
-    return found[0] if found else None
+    paths = sorted(_PACKAGES.glob("claude-code-*/claude"))
+    return paths[0] if paths else None
 
 
 @dataclass(frozen=True)

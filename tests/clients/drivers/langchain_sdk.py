@@ -26,15 +26,15 @@ class LangChainTalk(Conversation):
 
     def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         self.history.append(HumanMessage(prompt))
-        told = Answer()
+        answer = Answer()
         try:
-            while self._step(told, how):
+            while self._step(answer, how):
                 pass
         except openai.APIError as error:
             raise refusal(error) from error
-        return told
+        return answer
 
-    def _step(self, told: Answer, how: How) -> bool:
+    def _step(self, answer: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         model: Any = ChatOpenAI(
             model=MODEL,
@@ -47,7 +47,7 @@ class LangChainTalk(Conversation):
         )
         if how.schema:
             model = model.with_structured_output(Person)
-            told.value = (
+            answer.value = (
                 list(model.stream(self.history))[-1] if how.stream else model.invoke(self.history)
             ).model_dump()
             return False
@@ -57,10 +57,10 @@ class LangChainTalk(Conversation):
         parts = list(model.stream(given)) if how.stream else [model.invoke(given)]
         message: AIMessage = reduce(add, parts)
         assert not message.invalid_tool_calls
-        told.add([part.text for part in parts if part.text], message.text)
-        told.tokens += message.usage_metadata["total_tokens"]
+        answer.add([part.text for part in parts if part.text], message.text)
+        answer.tokens += message.usage_metadata["total_tokens"]
         self.history.append(message)
         for call in message.tool_calls:
-            output = told.run(call["name"], json.dumps(call["args"]))
+            output = answer.run(call["name"], json.dumps(call["args"]))
             self.history.append(ToolMessage(output, tool_call_id=call["id"]))
         return bool(message.tool_calls)

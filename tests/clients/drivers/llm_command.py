@@ -47,14 +47,14 @@ class LLMTalk(Conversation):
         self.has_turns = False
 
     def ask(self, prompt: str, how: How = PLAIN) -> Answer:
-        words = ["prompt", prompt, "-m", self.api, "--key", self.key, "--usage"]
-        words += ["-s", how.system] if how.system else []
-        words += ["-c"] if self.has_turns else []
-        words += [] if how.stream else ["--no-stream"]
-        words += ["--functions", _FUNCTION, "--td"] if how.tools else []
-        words += ["--schema", json.dumps(Person.model_json_schema())] if how.schema else []
-        words += [word for name, value in how.options.items() for word in ("-o", name, str(value))]
-        done = CliRunner().invoke(cli, words, env=self.environment)
+        args = ["prompt", prompt, "-m", self.api, "--key", self.key, "--usage"]
+        args += ["-s", how.system] if how.system else []
+        args += ["-c"] if self.has_turns else []
+        args += [] if how.stream else ["--no-stream"]
+        args += ["--functions", _FUNCTION, "--td"] if how.tools else []
+        args += ["--schema", json.dumps(Person.model_json_schema())] if how.schema else []
+        args += [word for name, value in how.options.items() for word in ("-o", name, str(value))]
+        done = CliRunner().invoke(cli, args, env=self.environment)
         if done.exit_code:
             status = re.search(r"Error code: (\d{3})", done.stderr)
             raise Refused(int(status[1]) if status else None, done.stderr)
@@ -66,7 +66,7 @@ class LLMTalk(Conversation):
         return Answer(text, 1, _calls(done.stderr), json.loads(text) if how.schema else None, tokens)
 
 
-def _calls(told: str) -> list[tuple[str, dict[str, Any]]]:
+def _calls(output: str) -> list[tuple[str, dict[str, Any]]]:
     """The calls of which the command tells, as `Tool call: name({…})`."""
-    found = re.findall(r"Tool call: (\w+)\((.*)\)", told)
-    return [(name, json.loads(given.replace("'", '"'))) for name, given in found]
+    matches = re.findall(r"Tool call: (\w+)\((.*)\)", output)
+    return [(name, json.loads(given.replace("'", '"'))) for name, given in matches]

@@ -46,9 +46,9 @@ class NodeTalk(Conversation):
         return answer
 
     def ask(self, prompt: str, how: How = PLAIN) -> Answer:
-        told = self.call(prompt=prompt, **asdict(how))
-        calls = [(name, given) for name, given in told["calls"]]
-        return Answer(told["text"], told["pieces"], calls, told.get("value"), told["tokens"])
+        result = self.call(prompt=prompt, **asdict(how))
+        calls = [(name, given) for name, given in result["calls"]]
+        return Answer(result["text"], result["pieces"], calls, result.get("value"), result["tokens"])
 
 
 class OpenAINodeTalk(NodeTalk):

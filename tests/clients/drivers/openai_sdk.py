@@ -35,15 +35,15 @@ class OpenAITalk(Conversation):
     def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         self.history.append({"role": "user", "content": prompt})
         step = self._chat if self.api == "chat" else self._responses
-        told = Answer()
+        answer = Answer()
         try:
-            while step(told, how):
+            while step(answer, how):
                 pass
         except openai.APIError as error:
             raise refusal(error) from error
-        return told
+        return answer
 
-    def _chat(self, told: Answer, how: How) -> bool:
+    def _chat(self, answer: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         system = [{"role": "system", "content": how.system}] if how.system else []
         request = {"model": MODEL, "messages": [*system, *self.history], **how.options}
@@ -60,18 +60,18 @@ class OpenAITalk(Conversation):
             done = (endpoint.parse if how.schema else endpoint.create)(**request)
             pieces = [done.choices[0].message.content or ""]
         choice, message = done.choices[0], done.choices[0].message
-        told.add(pieces, message.content)
-        told.tokens += done.usage.total_tokens
-        told.value = message.parsed.model_dump() if how.schema else None
+        answer.add(pieces, message.content)
+        answer.tokens += done.usage.total_tokens
+        answer.value = message.parsed.model_dump() if how.schema else None
         self.history.append(message)
         calls = message.tool_calls or []
         assert choice.finish_reason == ("tool_calls" if calls else "stop")
         for call in calls:
-            output = told.run(call.function.name, call.function.arguments)
+            output = answer.run(call.function.name, call.function.arguments)
             self.history.append({"role": "tool", "tool_call_id": call.id, "content": output})
         return bool(calls)
 
-    def _responses(self, told: Answer, how: How) -> bool:
+    def _responses(self, answer: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         request = {"model": MODEL, "input": self.history, "instructions": how.system or None, **how.options}
         if how.chain and self.last:
@@ -89,13 +89,13 @@ class OpenAITalk(Conversation):
             done = (endpoint.parse if how.schema else endpoint.create)(**request)
             pieces = [done.output_text]
         assert done.status == "completed"
-        told.add(pieces, done.output_text)
-        told.tokens += done.usage.total_tokens
-        told.value = done.output_parsed.model_dump() if how.schema else None
+        answer.add(pieces, done.output_text)
+        answer.tokens += done.usage.total_tokens
+        answer.value = done.output_parsed.model_dump() if how.schema else None
         self.last = done.id
         self.history = [] if how.chain else [*self.history, *done.output]
         calls = [item for item in done.output if item.type == "function_call"]
         for call in calls:
-            output = told.run(call.name, call.arguments)
+            output = answer.run(call.name, call.arguments)
             self.history.append({"type": "function_call_output", "call_id": call.call_id, "output": output})
         return bool(calls)

@@ -72,11 +72,11 @@ class PydanticAITalk(Conversation):
         parts = [part for message in answers for part in message.parts]
         texts = [part.content for part in parts if isinstance(part, TextPart)]
         calls = [part for part in parts if isinstance(part, ToolCallPart)]
-        told = Answer(
+        answer = Answer(
             # The function that takes the result is the library's own.
             calls=[(call.tool_name, call.args_as_dict()) for call in calls if call.tool_name != "final_result"],
             value=result.output.model_dump() if how.schema else None,
             tokens=result.usage.total_tokens,
         )
-        told.add(pieces if how.stream else texts, "".join(texts))
-        return told
+        answer.add(pieces if how.stream else texts, "".join(texts))
+        return answer

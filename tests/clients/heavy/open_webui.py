@@ -99,8 +99,8 @@ class Chat:
     def _complete(self, answered: str, body: Json) -> Json:
         place = {"chat_id": self.id} if self.id else {}
         base = {"stream": True, "model": MODEL, "params": {}, "features": {}, "variables": {}, "session_id": "page"}
-        told = self.webui.call("POST", "/api/chat/completions", {**base, **place, **body})
-        self.id, self.last = told["chat_id"], answered
+        result = self.webui.call("POST", "/api/chat/completions", {**base, **place, **body})
+        self.id, self.last = result["chat_id"], answered
         tasks = f"/api/tasks/chat/{self.id}"
         self.until(
             lambda chat: (
@@ -109,19 +109,19 @@ class Chat:
             )
         )
         done = self.webui.call("GET", f"/api/v1/chats/{self.id}")["chat"]
-        found: Json = done["history"]["messages"][answered]
+        message: Json = done["history"]["messages"][answered]
         self.messages = [m for m in self.messages if m.get("id") != answered]
-        self.messages.append({"role": "assistant", "content": found.get("content", ""), "id": answered})
-        return found
+        self.messages.append({"role": "assistant", "content": message.get("content", ""), "id": answered})
+        return message
 
     def until(self, holds: Callable[[Json], Any]) -> Json:
         """The chat as it is kept, once something holds of it."""
         until = time.monotonic() + _ANSWERS_WITHIN_S
         while True:
-            kept: Json = self.webui.call("GET", f"/api/v1/chats/{self.id}")
-            if holds(kept["chat"]):
-                return kept["chat"]
-            assert time.monotonic() < until, f"the chat did not come to this: {json.dumps(kept)[:4000]}"
+            chat: Json = self.webui.call("GET", f"/api/v1/chats/{self.id}")
+            if holds(chat["chat"]):
+                return chat["chat"]
+            assert time.monotonic() < until, f"the chat did not come to this: {json.dumps(chat)[:4000]}"
             time.sleep(0.1)
 
 

@@ -41,9 +41,11 @@ def model(hermes: Hermes) -> Iterator[None]:
         results = [turn.text for turn in request.turns if turn.role == "tool"]
         if results and request.turns[-1].text.startswith("use my weather"):
             return Reply(text=" and ".join(results), continues=False)
-        made = answer(request)
-        calls = [replace(call, name="Weather-weather") if call.name == "weather" else call for call in made.tool_calls]
-        return replace(made, tool_calls=calls)
+        response = answer(request)
+        calls = [
+            replace(call, name="Weather-weather") if call.name == "weather" else call for call in response.tool_calls
+        ]
+        return replace(response, tool_calls=calls)
 
     before, hermes.model.handler = hermes.model.handler, reply
     yield
@@ -129,8 +131,8 @@ def test_thread_is_a_response_chain(hermes: Hermes, way: Any) -> None:
             ("assistant", WEATHER),
             ("user", "say hello"),
         ]
-        kept = [str(message) async for message in thread.get_messages()]
-        assert "say hello" in kept
+        messages = [str(message) async for message in thread.get_messages()]
+        assert "say hello" in messages
         await thread.delete()
 
     run(hermes, flow)
