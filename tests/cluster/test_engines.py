@@ -108,14 +108,14 @@ def test_files_are_private_and_another_object_controls_the_server(make: type[Eng
 def test_first_start_takes_another_port_when_its_own_is_taken(
     make: type[Engine], own_nats: NatsEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = own_nats.state.port
-    ports = [taken]
+    port = own_nats.state.port
+    ports = [port]
     real = engines.free_port
     monkeypatch.setattr(engines, "free_port", lambda: ports.pop() if ports else real())
     engine = make(tmp_path / "engine")
     with running(engine):
         assert ports == []
-        assert engine.state.port != taken
+        assert engine.state.port != port
 
 
 def test_a_server_that_cannot_start_is_told_with_its_log(own_postgres: PostgresEngine, tmp_path: Path) -> None:

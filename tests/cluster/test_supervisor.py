@@ -84,9 +84,9 @@ async def until(happened: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def command(*words: str) -> int:
+async def command(*args: str) -> int:
     """In a thread: the cluster is in this process."""
-    return await asyncio.to_thread(main, words)
+    return await asyncio.to_thread(main, args)
 
 
 def pids(state: ClusterState) -> list[int]:
@@ -216,8 +216,8 @@ async def start_error(home: Home, **options: object) -> HermesError:
 
 
 async def test_nothing_is_left_of_a_cluster_that_cannot_start(home: Home) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        error = await start_error(home, port=taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        error = await start_error(home, port=server.getsockname()[1])
         assert error.exit_code == 69 and "cannot be bound" in error.message
     error = await start_error(home, host="0.0.0.0")
     assert error.exit_code == 78 and "api_server.key" in error.message
@@ -236,17 +236,17 @@ async def test_missing_wheel_is_one_sentence(home: Home, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "words", [("up", "--replicas", "0"), ("up", "--replicas", "99"), ("up", "--port", "x"), ("kill", "x")]
+    "args", [("up", "--replicas", "0"), ("up", "--replicas", "99"), ("up", "--port", "x"), ("kill", "x")]
 )
-def test_bad_arguments_are_usage_errors(words: tuple[str, ...], home: Home) -> None:
+def test_bad_arguments_are_usage_errors(args: tuple[str, ...], home: Home) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(("cluster", *words))
+        main(("cluster", *args))
     assert ended.value.code == 2
 
 
 def test_commands_without_a_cluster_say_so(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (("status",), ("kill", "1"), ("down",)):
-        assert main(("cluster", *words)) == 5
+    for args in (("status",), ("kill", "1"), ("down",)):
+        assert main(("cluster", *args)) == 5
     assert main(("cluster", "status", "--json")) == 5
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"state": "stopped", "remains": []}
 
@@ -269,9 +269,9 @@ def test_refused_second_up_leaves_the_log_of_the_first(home: Home, capsys: pytes
     log_file.write_text("said by the first\n")
     with hold(home):
         assert main(("cluster", "up", "--port", "0", "--detach")) == HomeServed.exit_code
-    told = capsys.readouterr().err
-    assert "holds this home" in told and "said by the first" not in told
-    assert log_file.read_text() == f"said by the first\n{told}"
+    err = capsys.readouterr().err
+    assert "holds this home" in err and "said by the first" not in err
+    assert log_file.read_text() == f"said by the first\n{err}"
 
 
 def test_detached_process_that_is_killed_before_it_is_ready_is_one_sentence(
