@@ -22,8 +22,8 @@ pytestmark = pytest.mark.cluster
 
 def runs_of(cluster: Cluster, replica: Replica) -> list[str]:
     """The runs that a replica carries out."""
-    found = cluster.query(f"SELECT run_id FROM runs WHERE ended_at IS NULL AND holder LIKE '%:{replica.pid}:%'")
-    return found.split()
+    rows = cluster.query(f"SELECT run_id FROM runs WHERE ended_at IS NULL AND holder LIKE '%:{replica.pid}:%'")
+    return rows.split()
 
 
 async def has_ended(cluster: Cluster, run_id: str, at: int) -> None:
