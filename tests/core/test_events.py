@@ -186,7 +186,7 @@ def test_completed_message_is_replayed_from_row(thoughts: list[str], texts: list
     count, fixed = len(thoughts), {"message_id": "m", "form": "summary"}
     thought, thought_cuts = text_events("reasoning.delta", fixed, thoughts, list(range(3, 3 + count)))
     first = 3 + count
-    said, cuts = text_events("text.delta", {"message_id": "m"}, texts, list(range(first, first + len(texts))))
+    deltas, cuts = text_events("text.delta", {"message_id": "m"}, texts, list(range(first, first + len(texts))))
     end = first + len(texts)
     ending = {"message_id": "m", "form": "summary", "cuts": thought_cuts}
     durable = [
@@ -197,7 +197,7 @@ def test_completed_message_is_replayed_from_row(thoughts: list[str], texts: list
         Event("run_1", "run.completed", 0, {"message_id": "m"}, end + 2),
     ]
     row = Row("s", "assistant", "".join(texts), reasoning="".join(thoughts), id=9)
-    whole = sorted([*durable, *thought, *said], key=lambda event: event.seq)
+    whole = sorted([*durable, *thought, *deltas], key=lambda event: event.seq)
     for after in range(end + 3):
         again = list(replay("run_1", durable, {9: row}.get, [], after))
         assert again == [event for event in whole if event.seq > after]

@@ -696,8 +696,8 @@ def test_decision_note_names_skipped_actions() -> None:
 # --- explain ---------------------------------------------------------------------------------------------------------
 
 
-def explained(kind: Kind, words: str = "", *, has_text: bool = False, own_limit: bool = False) -> Any:
-    return explain(kind, status=400, provider="p", message=words, has_text=has_text, own_limit=own_limit)
+def explained(kind: Kind, message: str = "", *, has_text: bool = False, own_limit: bool = False) -> Any:
+    return explain(kind, status=400, provider="p", message=message, has_text=has_text, own_limit=own_limit)
 
 
 CODES: dict[Kind, str] = {
@@ -822,14 +822,14 @@ OPTION_REJECTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "option"), OPTION_REJECTIONS)
-def test_rejected_option_is_told_from_mentioned_ones(words: str, option: str | None) -> None:
-    facts = FailureFacts("headers", status=400, message=words)
+@pytest.mark.parametrize(("message", "option"), OPTION_REJECTIONS)
+def test_rejected_option_is_told_from_mentioned_ones(message: str, option: str | None) -> None:
+    facts = FailureFacts("headers", status=400, message=message)
     assert rejected_option(facts) == option
     assert (classify(facts) == "option_rejected") == (option is not None)
 
 
 def test_rejected_option_from_param_field_wins() -> None:
-    words = "Unsupported parameter: use 'max_completion_tokens' instead of what you sent."
-    facts = FailureFacts("headers", status=400, code="unsupported_parameter", param="user", message=words)
+    text = "Unsupported parameter: use 'max_completion_tokens' instead of what you sent."
+    facts = FailureFacts("headers", status=400, code="unsupported_parameter", param="user", message=text)
     assert rejected_option(facts) == "user"

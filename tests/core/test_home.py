@@ -87,8 +87,8 @@ def test_profile_selection_precedence(
         environ["HERMES_PROFILE"] = variable
     if sticky:
         (root / "active_profile").write_text(f"{sticky}\n")
-    found = homes.resolve(flag, environ)
-    assert (found.profile, found.path) == (chosen, root if chosen == "default" else root / "profiles" / chosen)
+    resolved = homes.resolve(flag, environ)
+    assert (resolved.profile, resolved.path) == (chosen, root if chosen == "default" else root / "profiles" / chosen)
 
 
 def test_profile_knows_its_root(root: Path) -> None:
@@ -314,48 +314,51 @@ def everything(folder: Path) -> str:
 
 
 def test_new_profile_is_empty_private_folder(home: Home, umask: int) -> None:
-    made = profiles.create_profile(home, "work")
-    assert (mode(made.path), list(made.path.iterdir())) == (0o700, [])
+    profile = profiles.create_profile(home, "work")
+    assert (mode(profile.path), list(profile.path.iterdir())) == (0o700, [])
 
 
 def test_cloned_profile_has_settings_memory_and_skills(home: Home) -> None:
-    made = profiles.create_profile(fill_home(home), "work", clone=True)
-    assert made.config_file.read_text().startswith("agent:\n  max_turns: 7\n")
-    assert (made.memories / "MEMORY.md").read_text() == "likes tea"
-    assert mode(made.skills / "x" / "y" / "run.sh") == 0o700
+    profile = profiles.create_profile(fill_home(home), "work", clone=True)
+    assert profile.config_file.read_text().startswith("agent:\n  max_turns: 7\n")
+    assert (profile.memories / "MEMORY.md").read_text() == "likes tea"
+    assert mode(profile.skills / "x" / "y" / "run.sh") == 0o700
 
 
 def test_cloned_profile_has_no_sessions_or_secrets(home: Home) -> None:
-    made = profiles.create_profile(fill_home(home), "work", clone=True)
-    assert not made.state_db.exists()
-    assert not made.env_file.exists()
-    assert "secret" not in everything(made.path)
+    profile = profiles.create_profile(fill_home(home), "work", clone=True)
+    assert not profile.state_db.exists()
+    assert not profile.env_file.exists()
+    assert "secret" not in everything(profile.path)
 
 
 def test_cloned_profile_with_secrets(home: Home) -> None:
-    made = profiles.create_profile(fill_home(home), "work", clone=True, with_secrets=True)
-    assert made.env_file.read_text() == "API_SERVER_KEY=sk-env-secret\n"
-    assert "sk-inline-secret" in made.config_file.read_text()
+    profile = profiles.create_profile(fill_home(home), "work", clone=True, with_secrets=True)
+    assert profile.env_file.read_text() == "API_SERVER_KEY=sk-env-secret\n"
+    assert "sk-inline-secret" in profile.config_file.read_text()
 
 
 def test_cloned_profile_is_private_under_any_umask(home: Home, umask: int) -> None:
-    made = profiles.create_profile(fill_home(home), "work", clone=True, with_secrets=True)
-    assert {mode(p) & 0o077 for p in [made.path, *made.path.rglob("*")]} == {0}
+    profile = profiles.create_profile(fill_home(home), "work", clone=True, with_secrets=True)
+    assert {mode(p) & 0o077 for p in [profile.path, *profile.path.rglob("*")]} == {0}
 
 
 def test_cloned_profile_copies_linked_files(home: Home, tmp_path: Path) -> None:
     (tmp_path / "shared.md").write_text("shared")
     homes.make_private_folder(home.memories)
     (home.memories / "USER.md").symlink_to(tmp_path / "shared.md")
-    made = profiles.create_profile(home, "work", clone=True)
-    assert ((made.memories / "USER.md").is_symlink(), (made.memories / "USER.md").read_text()) == (False, "shared")
+    profile = profiles.create_profile(home, "work", clone=True)
+    assert ((profile.memories / "USER.md").is_symlink(), (profile.memories / "USER.md").read_text()) == (
+        False,
+        "shared",
+    )
 
 
 def test_clone_tolerates_link_cycle_in_skills(home: Home) -> None:
     homes.write_private(home.skills / "a" / "SKILL.md", "how")
     (home.skills / "a" / "loop").symlink_to(home.skills)
-    made = profiles.create_profile(home, "work", clone=True)
-    assert (made.skills / "a" / "loop").is_symlink()
+    profile = profiles.create_profile(home, "work", clone=True)
+    assert (profile.skills / "a" / "loop").is_symlink()
 
 
 def test_clone_of_broken_settings_leaves_nothing(home: Home) -> None:
