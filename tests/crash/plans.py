@@ -73,9 +73,9 @@ class Plan:
 def asked_in(messages: list[Json]) -> tuple[Plan, int]:
     """The last plan of a conversation, and how many of its messages with calls there are."""
     for at in reversed(range(len(messages))):
-        if messages[at]["role"] == "user" and (found := _ASKED.match(str(messages[at]["content"]))):
-            steps = tuple(filter(None, found[2].split("/")))
-            return Plan(found[1], steps), sum(bool(m.get("tool_calls")) for m in messages[at:])
+        if messages[at]["role"] == "user" and (match := _ASKED.match(str(messages[at]["content"]))):
+            steps = tuple(filter(None, match[2].split("/")))
+            return Plan(match[1], steps), sum(bool(m.get("tool_calls")) for m in messages[at:])
     raise AssertionError("nobody asked for this")
 
 

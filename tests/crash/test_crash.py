@@ -52,7 +52,7 @@ def killed_after(folder: Path, seed: str, lines: int, wait_s: float) -> list[str
     )
     assert writer.stdout is not None and writer.stderr is not None
     try:
-        told = [line for _, line in zip(range(lines), writer.stdout, strict=False)]
+        first_lines = [line for _, line in zip(range(lines), writer.stdout, strict=False)]
         with contextlib.suppress(subprocess.TimeoutExpired):
             writer.wait(wait_s)
         writer.kill()
@@ -62,7 +62,7 @@ def killed_after(folder: Path, seed: str, lines: int, wait_s: float) -> list[str
         writer.kill()
         writer.communicate()
     # The last line may have been cut.
-    return (b"".join(told) + rest).decode().split("\n")[:-1]
+    return (b"".join(first_lines) + rest).decode().split("\n")[:-1]
 
 
 @pytest.mark.parametrize("file", range(-(-ROUNDS // ROUNDS_PER_FILE)))

@@ -28,8 +28,8 @@ TAKEN_OVER_S = 40.0
 def holder_pids(server: Replicas) -> list[int]:
     """The processes that hold sessions."""
     with contextlib.closing(sqlite3.connect(server.home.state_db)) as db:
-        found = db.execute("SELECT holder FROM leases WHERE name LIKE 'session:%' AND until > ?", (time.time(),))
-        return [int(holder.split(":")[1]) for (holder,) in found]
+        holders = db.execute("SELECT holder FROM leases WHERE name LIKE 'session:%' AND until > ?", (time.time(),))
+        return [int(holder.split(":")[1]) for (holder,) in holders]
 
 
 def endless_answer() -> Handler:
@@ -45,8 +45,8 @@ def endless_answer() -> Handler:
 async def test_viewer_of_killed_replica_continues_at_other(home_folder: Path) -> None:
     async with two_replicas(home_folder, two_answers()) as server:
         _, starter = await server.client()
-        made = await post(starter, "/v1/responses", {"input": "Count.", "background": True})
-        path = f"/v1/responses/{made['id']}?stream=true"
+        response = await post(starter, "/v1/responses", {"input": "Count.", "background": True})
+        path = f"/v1/responses/{response['id']}?stream=true"
         await until(lambda: len(server.model.requests) == 1)
         [pid] = holder_pids(server)
         _, one = await server.client(pid)
@@ -59,17 +59,17 @@ async def test_viewer_of_killed_replica_continues_at_other(home_folder: Path) ->
             with contextlib.suppress(*CUT):
                 await read(at_owner, seen)
             await asyncio.wait_for(read(at_other, elsewhere), TAKEN_OVER_S)
-        rest = await whole(other, made["id"], max(seen))
+        rest = await whole(other, response["id"], max(seen))
         assert not set(seen) & set(rest)
-        assert seen | rest == elsewhere == await whole(other, made["id"])
+        assert seen | rest == elsewhere == await whole(other, response["id"])
         assert sorted(elsewhere) == list(range(len(elsewhere)))
 
 
 async def test_viewers_of_stopped_replica_continue_when_it_is_replaced(home_folder: Path) -> None:
     async with two_replicas(home_folder, endless_answer()) as server:
         _, starter = await server.client()
-        made = await post(starter, "/v1/responses", {"input": "Count.", "background": True})
-        path = f"/v1/responses/{made['id']}?stream=true"
+        response = await post(starter, "/v1/responses", {"input": "Count.", "background": True})
+        path = f"/v1/responses/{response['id']}?stream=true"
         await until(lambda: len(server.model.requests) == 1)
         [pid] = holder_pids(server)
         _, one = await server.client(pid)
@@ -83,7 +83,7 @@ async def test_viewers_of_stopped_replica_continue_when_it_is_replaced(home_fold
             os.kill(pid, signal.SIGCONT)
             # What it has been sent meanwhile, it does not show: others have gone on.
             await asyncio.wait_for(read(at_owner, seen), TAKEN_OVER_S)
-        assert seen == elsewhere == await whole(other, made["id"])
+        assert seen == elsewhere == await whole(other, response["id"])
         assert sorted(elsewhere) == list(range(len(elsewhere)))
 
 
@@ -103,8 +103,8 @@ async def test_runs_of_killed_replica_are_resumed_once(home_folder: Path) -> Non
         assert sorted(effects) == sorted(f"call-{name}-0-0" for name in names)
         for run_id in runs:
             async with other.get(f"/v1/runs/{run_id}/events") as response:
-                told = await response.read()
-            assert told.count(b'"event": "run.completed"') == 1
+                data = await response.read()
+            assert data.count(b'"event": "run.completed"') == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])

@@ -92,8 +92,8 @@ def text_of(witness: Witness, name: str) -> str:
 
 def results(witness: Witness) -> dict[str, Json]:
     """How every call has ended."""
-    told = [data_of(block) for run in witness.runs.values() for block in run.whole]
-    return {event["tool_call_id"]: event for event in told if event["event"] == "tool.completed"}
+    payloads = [data_of(block) for run in witness.runs.values() for block in run.whole]
+    return {event["tool_call_id"]: event for event in payloads if event["event"] == "tool.completed"}
 
 
 async def waiting(witness: Witness, name: str, status: str) -> Json:
@@ -142,8 +142,8 @@ async def test_turn_resumes_wherever_it_was_killed(home_folder: Path) -> None:
         question = await waiting(witness, "question", "waiting_for_input")
         [one] = approval["pending_approvals"]
         assert one["approval_id"] == asked[0][0]["approval_id"] and "call-approval-0-0" not in lines(witness)
-        told = {"choice": "once", "approval_id": one["approval_id"]}
-        assert (await witness.gateway.post(f"/v1/runs/{approval['run_id']}/approval", told))["resolved"] == 1
+        decision = {"choice": "once", "approval_id": one["approval_id"]}
+        assert (await witness.gateway.post(f"/v1/runs/{approval['run_id']}/approval", decision))["resolved"] == 1
         assert question["pending_question"]["request_id"] == asked[1]["request_id"]
         await witness.gateway.post(f"/v1/runs/{question['run_id']}/clarify", {"answer": "The red one."})
         await witness.settle()
@@ -187,9 +187,9 @@ async def answer_to(asked: Asked, gateway: Gateway) -> Answer:
 
 def text_in(answered: str) -> str:
     """All that is said in an answer, or the whole of one that is no stream."""
-    told = [json.loads(line.removeprefix("data: ")) for line in answered.split("\n") if line.startswith("data: {")]
-    deltas = [one["choices"][0]["delta"].get("content") if "choices" in one else one.get("delta") for one in told]
-    return "".join(filter(None, deltas)) if told else answered
+    payloads = [json.loads(line.removeprefix("data: ")) for line in answered.split("\n") if line.startswith("data: {")]
+    deltas = [one["choices"][0]["delta"].get("content") if "choices" in one else one.get("delta") for one in payloads]
+    return "".join(filter(None, deltas)) if payloads else answered
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
@@ -212,10 +212,10 @@ async def test_idempotent_retry_joins_resumed_turn(home_folder: Path, ending: in
             assert (status, headers.get("Idempotency-Replayed")) == (202 if kind == "run" else 200, "true"), text
             if kind not in ("run", "response background"):
                 assert plans[kind].texts[-1] in text_in(text.decode()), text
-            before, told, seen = cut[kind]
+            before, sent_headers, seen = cut[kind]
             if "stream" in kind or before == 202:
                 assert NAMES.findall(seen) and set(NAMES.findall(seen)) <= set(NAMES.findall(text)), (seen, text)
-                assert {name: told.get(name) for name in TOLD} == {name: headers.get(name) for name in TOLD}
+                assert {name: sent_headers.get(name) for name in TOLD} == {name: headers.get(name) for name in TOLD}
             assert (await answer_to(asked[kind], gateway))[2] == text
         runs = (await gateway.get("/v1/runs?limit=200"))["data"]
         assert {run["run_id"] for run in runs} == {headers["X-Hermes-Run-Id"] for _, headers, _ in again.values()}
@@ -272,8 +272,8 @@ async def test_accepted_but_unstarted_turn_runs_once(
         assert plan.texts[-1] in text_in(text.decode())
         [run] = (await gateway.get("/v1/runs"))["data"]
         assert (run["run_id"], run["status"]) == (headers["X-Hermes-Run-Id"], "completed")
-        said = (await gateway.get("/api/sessions/of-made/messages"))["data"]
-        assert [message["content"] for message in said if message["role"] == "user"] == [plan.message]
+        messages = (await gateway.get("/api/sessions/of-made/messages"))["data"]
+        assert [message["content"] for message in messages if message["role"] == "user"] == [plan.message]
         assert lines(witness) == plan.effects
 
 
@@ -319,9 +319,9 @@ async def test_graceful_shutdown_hands_over_or_ends_remaining_runs(home_folder: 
         assert await witness.gateway.end(signal.SIGTERM) == 0
         await witness.cut_off()
         assert {run.plan.name for run in witness.runs.values() if run.closed} == {"client"}
-        for name, told in (("client", b'"server_shutdown"'), ("answer", b"message 0")):
+        for name, expected in (("client", b'"server_shutdown"'), ("answer", b"message 0")):
             answered = witness.asked[name].answer
-            assert answered is not None and told in answered[1], answered
+            assert answered is not None and expected in answered[1], answered
         await witness.gateway.start()
         approval = await waiting(witness, "approval", "waiting_for_approval")
         await witness.gateway.post(f"/v1/runs/{approval['run_id']}/approval", {"choice": "once"})

@@ -50,8 +50,8 @@ async def whole(gateway: Gateway, response_id: str, after: int | None = None) ->
 
 
 def text(frames: Frames) -> str:
-    told = [json.loads(line[6:]) for _, line in sorted(frames.items())]
-    return "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta")
+    payloads = [json.loads(line[6:]) for _, line in sorted(frames.items())]
+    return "".join(event["delta"] for event in payloads if event["type"] == "response.output_text.delta")
 
 
 def two_answers() -> Handler:
@@ -79,8 +79,8 @@ async def test_replayed_sequence_number_never_changes_content(home_folder: Path,
         assert seen | rest == await whole(gateway, response_id)
         assert not set(seen) & set(rest)
         assert sorted(seen | rest) == list(range(len(seen) + len(rest)))
-        made = await gateway.get(f"/v1/responses/{response_id}")
-        assert made["status"] == "completed"
+        stored = await gateway.get(f"/v1/responses/{response_id}")
+        assert stored["status"] == "completed"
         assert text(seen | rest) == "".join(
-            part["text"] for item in made["output"] if item["type"] == "message" for part in item["content"]
+            part["text"] for item in stored["output"] if item["type"] == "message" for part in item["content"]
         )

@@ -43,8 +43,8 @@ async def test_viewer_of_killed_worker_continues_at_other_worker(home_folder: Pa
         pid, one = await server.client()
         _, other = await server.client(other_than=pid)
         seen, elsewhere = Frames(), Frames()
-        made = await post(one, "/v1/responses", {"input": "Count.", "background": True})
-        path = f"/v1/responses/{made['id']}?stream=true"
+        response = await post(one, "/v1/responses", {"input": "Count.", "background": True})
+        path = f"/v1/responses/{response['id']}?stream=true"
         async with one.get(path) as at_owner, other.get(path) as at_other:
             await read(at_owner, seen, 4)
             await read(at_other, elsewhere, 3)
@@ -52,12 +52,12 @@ async def test_viewer_of_killed_worker_continues_at_other_worker(home_folder: Pa
             with contextlib.suppress(*CUT):
                 await read(at_owner, seen)
             await read(at_other, elsewhere)
-        rest = await whole(other, made["id"], max(seen))
+        rest = await whole(other, response["id"], max(seen))
         assert not set(seen) & set(rest)
-        assert seen | rest == elsewhere == await whole(other, made["id"])
+        assert seen | rest == elsewhere == await whole(other, response["id"])
         assert sorted(elsewhere) == list(range(len(elsewhere)))
         async with asyncio.timeout(SURELY_S):
-            while (await get(other, f"/v1/responses/{made['id']}"))["status"] != "completed":
+            while (await get(other, f"/v1/responses/{response['id']}"))["status"] != "completed":
                 await asyncio.sleep(0.01)
 
 
@@ -75,8 +75,8 @@ async def test_runs_of_killed_worker_are_resumed_once(home_folder: Path) -> None
         assert sorted(effects) == sorted(f"call-{name}-0-0" for name in names)
         for run_id in runs:
             async with other.get(f"/v1/runs/{run_id}/events") as response:
-                told = await response.read()
-            assert told.count(b'"event": "run.completed"') == 1
+                data = await response.read()
+            assert data.count(b'"event": "run.completed"') == 1
         await until(lambda: len(server.pids) == 2 and pid not in server.pids)
         _, again = await server.client(other_than=other_pid)
         assert (await get(again, f"/v1/runs/{runs[0]}"))["status"] == "completed"
@@ -98,8 +98,8 @@ async def test_workers_end_with_parent_and_next_server_resumes(home_folder: Path
 def holders(server: Server) -> list[int]:
     """The processes that hold sessions."""
     with contextlib.closing(sqlite3.connect(server.home.state_db)) as db:
-        found = db.execute("SELECT holder FROM leases WHERE name LIKE 'session:%'").fetchall()
-    return [int(holder.split(":")[1]) for (holder,) in found]
+        rows = db.execute("SELECT holder FROM leases WHERE name LIKE 'session:%'").fetchall()
+    return [int(holder.split(":")[1]) for (holder,) in rows]
 
 
 async def test_runs_of_killed_worker_are_resumed_by_survivor(home_folder: Path) -> None:

@@ -85,8 +85,8 @@ def number_of(block: bytes) -> int:
 
 def data_of(block: bytes) -> Json:
     """The payload of a frame."""
-    found: Json = json.loads(block.split(b"\ndata: ", 1)[1])
-    return found
+    payload: Json = json.loads(block.split(b"\ndata: ", 1)[1])
+    return payload
 
 
 class Witness:
@@ -192,12 +192,12 @@ class Witness:
                 await self._check_keyed(asked)
 
     async def _listed(self) -> list[Json]:
-        found, cursor = [], ""
+        data, cursor = [], ""
         while True:
             page = await self.gateway.get(f"/v1/runs?limit=200{cursor}")
-            found += page["data"]
+            data += page["data"]
             if page["next_cursor"] is None:
-                return found
+                return data
             cursor = f"&cursor={page['next_cursor']}"
 
     def _nothing_is_held(self) -> bool:
@@ -210,38 +210,38 @@ class Witness:
                 is_sound(db)
             return not held
 
-    async def _check_run(self, told: Json) -> None:
-        run_id = told["run_id"]
+    async def _check_run(self, record: Json) -> None:
+        run_id = record["run_id"]
         async with self.gateway.client.get(f"/v1/runs/{run_id}/events") as response:
             text = await response.read()
         *blocks, closing_, nothing = text.split(b"\n\n")
         assert (closing_, nothing) == (CLOSED, b"")
         run = self.runs.get(run_id)
         if run is None:  # its client never learnt its number
-            plan, goes_on = await self._plan_of(told)
+            plan, goes_on = await self._plan_of(record)
             run = self.runs[run_id] = Run(run_id, plan, goes_on, closed=True)
         assert not run.whole or run.whole == blocks, "a log has changed after its end"
         run.whole = blocks
-        check_log(run, told, self.cut)
-        await self._check_rows(run, told)
+        check_log(run, record, self.cut)
+        await self._check_rows(run, record)
 
-    async def _plan_of(self, told: Json) -> tuple[Plan, bool]:
+    async def _plan_of(self, record: Json) -> tuple[Plan, bool]:
         """What a run was to do; one that was never begun was to do nothing."""
-        rows = await self._rows(told["session_id"]) if told["started_at"] else []
-        said = [row["content"] for row in rows if (row["run_id"], row["role"]) == (told["run_id"], "user")]
-        found = [(asked.plan, asked.goes_on) for asked in self.asked.values() if [asked.plan.message] == said]
-        assert len(found) == bool(told["started_at"])
-        return found[0] if found else (Plan("none", ()), False)
+        rows = await self._rows(record["session_id"]) if record["started_at"] else []
+        contents = [row["content"] for row in rows if (row["run_id"], row["role"]) == (record["run_id"], "user")]
+        pairs = [(asked.plan, asked.goes_on) for asked in self.asked.values() if [asked.plan.message] == contents]
+        assert len(pairs) == bool(record["started_at"])
+        return pairs[0] if pairs else (Plan("none", ()), False)
 
     async def _rows(self, session: str) -> list[Json]:
-        found: list[Json] = (await self.gateway.get(f"/api/sessions/{session}/messages?limit=2000"))["data"]
-        return found
+        data: list[Json] = (await self.gateway.get(f"/api/sessions/{session}/messages?limit=2000"))["data"]
+        return data
 
-    async def _check_rows(self, run: Run, told: Json) -> None:
-        rows = [row for row in await self._rows(told["session_id"]) if row["run_id"] == run.run_id]
-        said = [row["content"] for row in rows if row["role"] == "assistant" and not row["synthetic"]]
+    async def _check_rows(self, run: Run, record: Json) -> None:
+        rows = [row for row in await self._rows(record["session_id"]) if row["run_id"] == run.run_id]
+        contents = [row["content"] for row in rows if row["role"] == "assistant" and not row["synthetic"]]
         events = [data_of(block) for block in run.whole]
-        assert said == [event["content"] for event in events if event["event"] == "message.completed"]
+        assert contents == [event["content"] for event in events if event["event"] == "message.completed"]
         results = {row["tool_call_id"]: row["content"] for row in rows if row["role"] == "tool"}
         ended = {e["tool_call_id"]: e["result"] for e in events if e["event"] == "tool.completed"}
         assert ended.items() <= results.items()
@@ -254,12 +254,12 @@ class Witness:
 
     async def _check_response(self, response_id: str, run: Json) -> None:
         """A response follows its run, and is a moment behind it."""
-        found: Json = {"status": "queued"}
+        payload: Json = {"status": "queued"}
         async with asyncio.timeout(TAKEN_UP_S):
-            while found["status"] in ("queued", "in_progress"):
-                found = await self.gateway.get(f"/v1/responses/{response_id}")
-        assert found["status"] == {"cancelled": "incomplete"}.get(run["status"], run["status"])
-        assert self.responses.setdefault(response_id, found) == found, "a response has changed after its end"
+            while payload["status"] in ("queued", "in_progress"):
+                payload = await self.gateway.get(f"/v1/responses/{response_id}")
+        assert payload["status"] == {"cancelled": "incomplete"}.get(run["status"], run["status"])
+        assert self.responses.setdefault(response_id, payload) == payload, "a response has changed after its end"
 
     def _check_effects(self) -> None:
         file = self.gateway.folder / "workspace" / EFFECTS
@@ -267,10 +267,12 @@ class Witness:
         assert [line for line, times in lines.items() if times > 1] == [], "an effect was had twice"
         for run in self.runs.values():
             events = [data_of(block) for block in run.whole]
-            begun = {e["tool_call_id"] for e in events if e["event"] == "tool.started" and e["tool"] == "terminal"}
+            tool_call_ids = {
+                e["tool_call_id"] for e in events if e["event"] == "tool.started" and e["tool"] == "terminal"
+            }
             ended = {e["tool_call_id"]: e["status"] for e in events if e["event"] == "tool.completed"}
             for call_id in run.plan.effects if run.whole else ():
-                assert lines[call_id] <= (call_id in begun), f"{call_id} took effect without being on record"
+                assert lines[call_id] <= (call_id in tool_call_ids), f"{call_id} took effect without being on record"
                 assert lines[call_id] or ended.get(call_id) != "ok", f"{call_id} is told as done"
 
     async def _check_keyed(self, asked: Asked) -> None:
@@ -292,7 +294,7 @@ class Witness:
         asked.answer = now
 
 
-def check_log(run: Run, told: Json, cut: tuple[str, str]) -> None:
+def check_log(run: Run, record: Json, cut: tuple[str, str]) -> None:
     """One order, one end, texts that only ever grow; and what a reader has seen is what there is."""
     whole = {number_of(block): block for block in run.whole}
     numbers = [number_of(block) for block in run.whole]
@@ -313,7 +315,7 @@ def check_log(run: Run, told: Json, cut: tuple[str, str]) -> None:
     for kind in ("tool.started", "tool.completed"):
         calls = Counter(e["tool_call_id"] for e in events if e["event"] == kind and e["tool"] == "terminal")
         assert set(calls.values()) <= {1}, f"{kind} twice"
-    check_end(run, told, events, cut)
+    check_end(run, record, events, cut)
 
 
 def check_texts(events: list[Json], *, lost: bool) -> None:
@@ -329,14 +331,14 @@ def check_texts(events: list[Json], *, lost: bool) -> None:
             assert text == whole or (lost and text.startswith(whole)), "a text is not the sum of its pieces"
 
 
-def check_end(run: Run, told: Json, events: list[Json], cut: tuple[str, str]) -> None:
+def check_end(run: Run, record: Json, events: list[Json], cut: tuple[str, str]) -> None:
     """A turn that goes on without its client has done all it was asked for; another may say that it was cut off."""
-    end, said = events[-1], [e["content"] for e in events if e["event"] == "message.completed"]
-    assert (told["status"], told["last_event"]) == (end["event"].removeprefix("run."), end["event"])
+    end, contents = events[-1], [e["content"] for e in events if e["event"] == "message.completed"]
+    assert (record["status"], record["last_event"]) == (end["event"].removeprefix("run."), end["event"])
     # What was not submitted may have been cut off before any of it was on record.
-    begun = run.submitted or len(events) > 1
-    if (run.goes_on and begun) or end["event"] == "run.completed":
-        assert (end["event"], said, end.get("output")) == ("run.completed", run.plan.texts, run.plan.texts[-1]), end
+    submitted = run.submitted or len(events) > 1
+    if (run.goes_on and submitted) or end["event"] == "run.completed":
+        assert (end["event"], contents, end.get("output")) == ("run.completed", run.plan.texts, run.plan.texts[-1]), end
         calls = [c.id for step in range(len(run.plan.steps)) for c in run.plan.calls(step)]
         assert sorted(e["tool_call_id"] for e in events if e["event"] == "tool.completed") == sorted(calls)
     else:

@@ -45,8 +45,8 @@ class Worker:
     def text(self) -> str:
         """Words of its own, long enough now and then to need pages of their own."""
         self.count += 1
-        [words] = self.random.choices(["short", "middling " * 20, "long " * 2000, "漢字かな混じり"], [4, 4, 1, 1])
-        return f"{self.tag}/{self.count} {words}"
+        [filler] = self.random.choices(["short", "middling " * 20, "long " * 2000, "漢字かな混じり"], [4, 4, 1, 1])
+        return f"{self.tag}/{self.count} {filler}"
 
     # --- messages, in one session that all share and in one of its own
 
@@ -107,8 +107,8 @@ class Worker:
     @staticmethod
     def _event(turn: Turn, event: Any, text: str | None = None) -> None:
         row = event.data.get("row") or event.data.get("user_row")
-        told = None if text is None else digest(text)
-        say(did="event", run=turn.run_id, seq=event.seq, type=event.type, row=row, text=told)
+        text_digest = None if text is None else digest(text)
+        say(did="event", run=turn.run_id, seq=event.seq, type=event.type, row=row, text=text_digest)
 
     # --- branches that come and go
 
