@@ -74,8 +74,8 @@ def dockerfile() -> list[tuple[str, str]]:
 
 
 def image_environ() -> dict[str, str]:
-    words = [word for name, rest in dockerfile() if name == "ENV" for word in rest.split()]
-    return dict(word.split("=", 1) for word in words)
+    assignments = [word for name, rest in dockerfile() if name == "ENV" for word in rest.split()]
+    return dict(word.split("=", 1) for word in assignments)
 
 
 def seconds(text: str) -> float:
@@ -198,8 +198,8 @@ async def test_server_with_the_variables_of_the_files_has_a_model(
     variables: Callable[[], dict[str, str]], home_folder: Path
 ) -> None:
     async with serving(home_folder, environ=variables()) as server:
-        found = await server.get("/health/ready")
-    assert found["readiness"]["checks"]["model"]["status"] == "ok"
+        response = await server.get("/health/ready")
+    assert response["readiness"]["checks"]["model"]["status"] == "ok"
 
 
 # ---- compose
@@ -419,8 +419,8 @@ def test_kubernetes_pods_have_few_rights_and_no_secret_is_written_down() -> None
 # ---- PostgreSQL
 
 
-def max_connections(words: list[str]) -> int:
-    return next((int(word.split("=")[1]) for word in words if word.startswith("max_connections=")), 100)
+def max_connections(args: list[str]) -> int:
+    return next((int(word.split("=")[1]) for word in args if word.startswith("max_connections=")), 100)
 
 
 def test_postgres_has_connections_for_all_replicas() -> None:
@@ -428,12 +428,12 @@ def test_postgres_has_connections_for_all_replicas() -> None:
     surge = objects("Deployment")["hermes"]["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
     services = compose()["services"]
     replicas = sum(name.startswith("hermes-") for name in services)
-    for count, words in (
+    for count, args in (
         (spec["maxReplicas"] + surge, container("postgres").get("args", [])),
         (replicas, services["postgres"].get("command", [])),
     ):
         needed = count * (PG_POOL_MAX + PG_THREAD_POOL_MAX) + RESERVED_CONNECTIONS
-        assert max_connections(words) >= needed
+        assert max_connections(args) >= needed
 
 
 def test_versions_of_postgres_are_the_same_in_files_and_documents() -> None:
