@@ -47,12 +47,12 @@ def paths(place: Path, **more: object) -> Paths:
 def rule_of(call: Callable[[], object]) -> str:
     """The rule that refuses a call, or nothing."""
     try:
-        found = call()
+        result = call()
     except PathRefused as refused:
         assert refused.code == "path_refused" and refused.rule in str(refused)
         return refused.rule
-    if hasattr(found, "close"):
-        found.close()
+    if hasattr(result, "close"):
+        result.close()
     return ""
 
 
@@ -507,9 +507,9 @@ def test_file_swapped_for_link_during_open_is_not_followed(place: Path, monkeypa
     seen = 0
     examine = Paths._examine
 
-    def swapping(self: Paths, found: os.stat_result) -> None:
+    def swapping(self: Paths, stat: os.stat_result) -> None:
         nonlocal seen
-        examine(self, found)
+        examine(self, stat)
         seen += 1
         if seen == 1:
             (place / "ws/src/main.py").unlink()

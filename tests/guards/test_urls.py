@@ -43,17 +43,17 @@ def guard_of(stage: Network, tmp_path: Path, *, own: tuple[int, ...] = (), **set
 
 @pytest.fixture
 async def threads() -> AsyncIterator[Threads]:
-    found = Threads(4)
-    yield found
-    found.close()
+    threads = Threads(4)
+    yield threads
+    threads.close()
 
 
 @pytest.fixture
 async def stage(threads: Threads) -> Stage:
     """The name `page.test` at one address of the world, `other.test` at another."""
-    found = Stage(threads)
-    found.answers |= {"page.test": [[WORLD]], "other.test": [[ELSEWHERE]]}
-    return found
+    stage = Stage(threads)
+    stage.answers |= {"page.test": [[WORLD]], "other.test": [[ELSEWHERE]]}
+    return stage
 
 
 async def why(url: str, guard: UrlGuard, **more: Any) -> str:
@@ -215,7 +215,10 @@ TEREDO_CLIENT = f"2001:0:808:808:0:0:{0xFFFF ^ 0x7F00:x}:{0xFFFF ^ 1:x}"
 
 @pytest.mark.parametrize(
     ("address", "kind"),
-    [*((address, kind) for kind, found in REFUSED.items() for address in found.split()), (TEREDO_CLIENT, "loopback")],
+    [
+        *((address, kind) for kind, addresses in REFUSED.items() for address in addresses.split()),
+        (TEREDO_CLIENT, "loopback"),
+    ],
 )
 async def test_non_global_address_is_rejected(stage: Stage, tmp_path: Path, address: str, kind: str) -> None:
     assert address_kinds(address)[0] == kind
@@ -293,7 +296,7 @@ class Libc(Stage):
     """Reads odd numbers as the system's own lookup does, and lets nobody connect."""
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        return [found[4][0] for found in socket.getaddrinfo(host, port, flags=socket.AI_NUMERICHOST)]
+        return [info[4][0] for info in socket.getaddrinfo(host, port, flags=socket.AI_NUMERICHOST)]
 
     async def client(self, host: str, addresses: list[str]) -> Any:
         raise AssertionError(f"connected to {host}: {addresses}")
@@ -728,8 +731,8 @@ async def test_endless_response_is_cut_at_limit(stage: Stage, tmp_path: Path) ->
 )
 async def test_content_type_is_checked(stage: Stage, tmp_path: Path, content_type: str, kind: str) -> None:
     for kinds_asked in (DOCUMENTS, IMAGES, frozenset({kind or "text"})):
-        found = await answer_data(stage, tmp_path, b"text", {"Content-Type": content_type}, kinds=kinds_asked)
-        assert found == (b"text" if kind in kinds_asked else "content_type")
+        result = await answer_data(stage, tmp_path, b"text", {"Content-Type": content_type}, kinds=kinds_asked)
+        assert result == (b"text" if kind in kinds_asked else "content_type")
 
 
 async def test_fetched_response_fields(stage: Stage, tmp_path: Path) -> None:
@@ -738,19 +741,19 @@ async def test_fetched_response_fields(stage: Stage, tmp_path: Path) -> None:
 
     async with serving(answer) as port:
         stage.servers[WORLD] = port
-        found = await guard_of(stage, tmp_path).fetch("http://PAGE.test./x#y")
-    assert found == ("http://page.test/x", 404, "text/html", "iso-8859-1", b"\xe4")
+        response = await guard_of(stage, tmp_path).fetch("http://PAGE.test./x#y")
+    assert response == ("http://page.test/x", 404, "text/html", "iso-8859-1", b"\xe4")
 
 
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("has_started", [False, True])
 async def test_slow_server_times_out(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_started: bool
 ) -> None:
     monkeypatch.setattr(urls_module, "FETCH_S_MAX", 0.2)
 
     async def slow(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
-        if begun:
+        if has_started:
             await response.prepare(request)
             await response.write(b"a")
         await asyncio.Event().wait()
