@@ -198,18 +198,18 @@ class Names:
         return self.pending[-1]
 
     def tell(self, host: str, port: int) -> None:
-        found, future = self.known[host], self.pending[-1].future
-        if isinstance(found, Exception):
-            future.set_exception(found)
+        addresses, future = self.known[host], self.pending[-1].future
+        if isinstance(addresses, Exception):
+            future.set_exception(addresses)
         else:
-            future.set_result([(socket.AF_INET, socket.SOCK_STREAM, 6, "", (at, port)) for at in found or ()])
+            future.set_result([(socket.AF_INET, socket.SOCK_STREAM, 6, "", (at, port)) for at in addresses or ()])
 
 
 @pytest.fixture
 def threads() -> Iterator[Threads]:
-    made = Threads(2)
-    yield made
-    made.close()
+    threads = Threads(2)
+    yield threads
+    threads.close()
 
 
 @pytest.fixture
@@ -219,9 +219,9 @@ async def names(threads: Threads) -> Names:
 
 @pytest.fixture
 async def http(names: Names) -> AsyncIterator[HttpClient]:
-    made = HttpClient(names)
-    yield made
-    await made.close()
+    client = HttpClient(names)
+    yield client
+    await client.close()
 
 
 @pytest.fixture(autouse=True)
@@ -366,9 +366,11 @@ async def test_user_info_in_url_becomes_basic_auth(http: HttpClient) -> None:
     async with serving(answers(OK)) as raw_server:
         await ask(http, raw_server.url(host="me:p%40ss@127.0.0.1"))
         await ask(http, raw_server.url(host="me:p%40ss@127.0.0.1"), Authorization="Bearer key")
-    told = [[v for n, v in fields(request) if n in ("host", "authorization")] for request in raw_server.requests]
+    sent_headers = [
+        [v for n, v in fields(request) if n in ("host", "authorization")] for request in raw_server.requests
+    ]
     here = f"127.0.0.1:{raw_server.port}"
-    assert told == [[here, "Basic " + base64.b64encode(b"me:p@ss").decode()], [here, "Bearer key"]]
+    assert sent_headers == [[here, "Basic " + base64.b64encode(b"me:p@ss").decode()], [here, "Bearer key"]]
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
@@ -381,7 +383,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize(
-    ("said", "body"),
+    ("chunks", "body"),
     [
         (sized(b"hello"), b"hello"),
         (sized(b""), b""),
@@ -408,8 +410,8 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
         ([HEAD + b"Content-Encoding: gzip\r\n\r\n" + GZIPPED, CLOSE], b"text" * 50),
     ],
 )
-async def test_body_is_read_for_any_chunking(http: HttpClient, said: Any, body: bytes) -> None:
-    first, *rest = said if isinstance(said, list) else [said]
+async def test_body_is_read_for_any_chunking(http: HttpClient, chunks: Any, body: bytes) -> None:
+    first, *rest = chunks if isinstance(chunks, list) else [chunks]
     ways = [cut(first, [place]) for place in range(1, len(first))] + [[first], cut(first, range(1, len(first)))]
     async with serving(answers(*[[*way, *rest] for way in ways])) as raw_server:
         for way in ways:
@@ -421,7 +423,7 @@ async def test_body_is_read_for_any_chunking(http: HttpClient, said: Any, body: 
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "raw_response"),
     [
         ("GET", b"HTTP/1.1 204 No Content\r\n\r\n"),
         ("GET", b"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\nContent-Encoding: gzip\r\n\r\n"),
@@ -430,10 +432,10 @@ async def test_body_is_read_for_any_chunking(http: HttpClient, said: Any, body: 
         ("HEAD", b"HTTP/1.1 200 OK\r\n\r\n"),
     ],
 )
-async def test_response_without_body_ends_at_once(http: HttpClient, method: str, said: bytes) -> None:
-    async with serving(answers(said)) as raw_server:
+async def test_response_without_body_ends_at_once(http: HttpClient, method: str, raw_response: bytes) -> None:
+    async with serving(answers(raw_response)) as raw_server:
         for _ in range(2):
-            assert await ask(http, raw_server.url(), method) == (int(said[9:12]), b"")
+            assert await ask(http, raw_server.url(), method) == (int(raw_response[9:12]), b"")
 
 
 @pytest.mark.parametrize(
@@ -456,7 +458,7 @@ async def test_response_headers_and_content_type(http: HttpClient, kind: bytes, 
 
 
 @pytest.mark.parametrize(
-    ("said", "before"),
+    ("raw_response", "before"),
     [
         (sized(b"no gzip at all", b"Content-Encoding: gzip"), b""),
         (sized(GZIPPED[:-1], b"Content-Encoding: gzip"), b"text" * 50),
@@ -467,10 +469,12 @@ async def test_response_headers_and_content_type(http: HttpClient, kind: bytes, 
         (sized(b"hello", b"Content-Encoding: gzip, br"), b""),
     ],
 )
-async def test_corrupt_compressed_body_is_not_passed_on(http: HttpClient, said: bytes, before: bytes | None) -> None:
+async def test_corrupt_compressed_body_is_not_passed_on(
+    http: HttpClient, raw_response: bytes, before: bytes | None
+) -> None:
     came = b""
     async with (
-        serving(answers([said[:-1], said[-1:]])) as raw_server,
+        serving(answers([raw_response[:-1], raw_response[-1:]])) as raw_server,
         http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer,
     ):
         with pytest.raises(StreamBroken) as raised:
@@ -503,12 +507,12 @@ async def test_response_body_size_is_limited(http: HttpClient, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("end", [CLOSE, RESET], ids=["close", "reset"])
-@pytest.mark.parametrize("said", [chunked(b"he", b"llo"), sized(b"hello")], ids=["chunked", "sized"])
-async def test_truncated_response_is_an_error(http: HttpClient, said: bytes, end: object) -> None:
-    head = said.index(b"\r\n\r\n") + 4
-    expected = [(ConnectFailed, False) if at < head else (StreamBroken, True) for at in range(len(said))]
-    async with serving(answers(*[[said[:at], end] for at in range(len(said))])) as raw_server:
-        assert [await failure(http, raw_server.url()) for _ in said] == expected
+@pytest.mark.parametrize("raw_response", [chunked(b"he", b"llo"), sized(b"hello")], ids=["chunked", "sized"])
+async def test_truncated_response_is_an_error(http: HttpClient, raw_response: bytes, end: object) -> None:
+    head = raw_response.index(b"\r\n\r\n") + 4
+    expected = [(ConnectFailed, False) if at < head else (StreamBroken, True) for at in range(len(raw_response))]
+    async with serving(answers(*[[raw_response[:at], end] for at in range(len(raw_response))])) as raw_server:
+        assert [await failure(http, raw_server.url()) for _ in raw_response] == expected
 
 
 async def test_truncated_response_delivers_received_bytes(http: HttpClient) -> None:
@@ -537,7 +541,7 @@ async def test_server_that_does_not_read_fails(http: HttpClient, goodbye: Any) -
 
 
 @pytest.mark.parametrize(
-    ("said", "outcome"),
+    ("raw_response", "outcome"),
     [
         (b"garbage\r\n\r\n", (ConnectFailed, False)),
         (b"HTTP/2 200 OK\r\n\r\n", (ConnectFailed, False)),
@@ -549,8 +553,8 @@ async def test_server_that_does_not_read_fails(http: HttpClient, goodbye: Any) -
         (chunked(b"hello", end=b"5\r\nhello!!"), (StreamBroken, True)),
     ],
 )
-async def test_non_http_response_fails(http: HttpClient, said: bytes, outcome: Any) -> None:
-    async with serving(answers(said)) as raw_server:
+async def test_non_http_response_fails(http: HttpClient, raw_response: bytes, outcome: Any) -> None:
+    async with serving(answers(raw_response)) as raw_server:
         assert await failure(http, raw_server.url()) == outcome
         await until(lambda: raw_server.closed == 1)
 
@@ -571,15 +575,17 @@ async def test_endless_response_head_is_rejected(http: HttpClient, where: bytes,
         raw_server.faults.append(AssertionError("all of it was taken"))
 
     async with serving(part) as raw_server:
-        begun = where.startswith(b"HTTP/1.1 200 OK\r\nTransfer")
-        assert await failure(http, raw_server.url()) == ((StreamBroken, True) if begun else (ConnectFailed, False))
+        has_started = where.startswith(b"HTTP/1.1 200 OK\r\nTransfer")
+        assert await failure(http, raw_server.url()) == (
+            (StreamBroken, True) if has_started else (ConnectFailed, False)
+        )
 
 
 @pytest.mark.parametrize("more", [0, 100])
 async def test_response_head_size_is_limited(http: HttpClient, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
     monkeypatch.setattr(exchange, "HEAD_BYTES_MAX", 1000)
-    said = sized(b"y" * 5000, b"X: " + b"x" * (900 + more))
-    async with serving(answers(said)) as raw_server:
+    raw_response = sized(b"y" * 5000, b"X: " + b"x" * (900 + more))
+    async with serving(answers(raw_response)) as raw_server:
         if more:
             assert await failure(http, raw_server.url()) == (ConnectFailed, False)
         else:
@@ -594,10 +600,10 @@ BEGUN = HEAD + b"Content-Length: 9\r\n\r\n"
 
 @pytest.mark.parametrize(("limits", "kind"), [(STALE, StaleStream), (SHORT, RequestTimeout)])
 @pytest.mark.parametrize(
-    ("said", "answered"), [(b"", False), (b"HTTP/1.1 2", False), (BEGUN, True), (BEGUN + b"x", True)]
+    ("raw_response", "answered"), [(b"", False), (b"HTTP/1.1 2", False), (BEGUN, True), (BEGUN + b"x", True)]
 )
-async def test_idle_timeout(http: HttpClient, limits: Timeouts, kind: Any, said: bytes, answered: bool) -> None:
-    async with serving(answers([said, asyncio.Event()])) as raw_server:
+async def test_idle_timeout(http: HttpClient, limits: Timeouts, kind: Any, raw_response: bytes, answered: bool) -> None:
+    async with serving(answers([raw_response, asyncio.Event()])) as raw_server:
         assert await failure(http, raw_server.url(), limits=limits) == (kind, answered)
 
 
@@ -734,7 +740,7 @@ async def test_connection_is_reused(http: HttpClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "raw_response",
     [
         sized(b"ok", b"Connection: close"),
         b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
@@ -745,8 +751,8 @@ async def test_connection_is_reused(http: HttpClient) -> None:
     ],
     ids=["close", "old", "half an answer", "another answer", "garbage", "later"],
 )
-async def test_unusable_connection_is_not_reused(http: HttpClient, said: Any) -> None:
-    async with serving(answers(said)) as raw_server:
+async def test_unusable_connection_is_not_reused(http: HttpClient, raw_response: Any) -> None:
+    async with serving(answers(raw_response)) as raw_server:
         for turn in range(1, 4):
             assert await ask(http, raw_server.url()) == (200, b"ok")
             await until(lambda turn=turn: raw_server.closed == turn)  # type: ignore[misc]
@@ -828,8 +834,8 @@ async def test_concurrent_requests_use_two_connections(http: HttpClient) -> None
             writer.write(OK)
 
     async with serving(part) as raw_server:
-        found = await asyncio.gather(*[ask(http, raw_server.url()) for _ in range(2)])
-        assert found == [(200, b"ok")] * 2 and raw_server.connections == 2
+        results = await asyncio.gather(*[ask(http, raw_server.url()) for _ in range(2)])
+        assert results == [(200, b"ok")] * 2 and raw_server.connections == 2
         assert await ask(http, raw_server.url()) == (200, b"ok")
         assert (raw_server.connections, raw_server.closed) == (2, 0)
         await http.close()
@@ -844,11 +850,11 @@ async def test_connections_are_not_shared_between_origins(http: HttpClient, name
         assert raw_server.connections == 2
 
 
-@pytest.mark.parametrize("said", [b"", BEGUN, BEGUN + b"x"], ids=["no answer", "a head", "a body"])
-async def test_cancelled_request_leaves_nothing(http: HttpClient, said: bytes) -> None:
+@pytest.mark.parametrize("raw_response", [b"", BEGUN, BEGUN + b"x"], ids=["no answer", "a head", "a body"])
+async def test_cancelled_request_leaves_nothing(http: HttpClient, raw_response: bytes) -> None:
     async def part(raw_server: RawServer, reader: Reader, writer: Writer) -> None:
         await raw_server.read_request(reader)
-        await perform(writer, said)
+        await perform(writer, raw_response)
         assert await reader.read() == b""
 
     async with serving(part) as raw_server:
@@ -907,14 +913,14 @@ def tunnel(to: Callable[[], int]) -> Part:
 @pytest.fixture
 async def through(names: Names) -> AsyncIterator[Callable[..., HttpClient]]:
     """Clients that go through a proxy."""
-    made: list[HttpClient] = []
+    clients: list[HttpClient] = []
 
     def make(proxy: str, **more: Any) -> HttpClient:
-        made.append(HttpClient(names, proxy=proxy, **more))
-        return made[-1]
+        clients.append(HttpClient(names, proxy=proxy, **more))
+        return clients[-1]
 
     yield make
-    for http in made:
+    for http in clients:
         await http.close()
 
 
@@ -939,7 +945,7 @@ async def test_plain_request_through_proxy(through: MakeHttp, names: Names) -> N
 
 
 @pytest.mark.parametrize(
-    "said",
+    "raw_response",
     [
         b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 2\r\n\r\nno",
         b"HTTP/1.1 200 OK\r\n\r\nspeaks too soon",
@@ -952,8 +958,8 @@ async def test_plain_request_through_proxy(through: MakeHttp, names: Names) -> N
         [b"HTTP/1.1 200 OK\r\n\r\n", RESET],
     ],
 )
-async def test_failed_proxy_tunnel(through: MakeHttp, names: Names, said: Any) -> None:
-    async with serving(answers(said)) as proxy:
+async def test_failed_proxy_tunnel(through: MakeHttp, names: Names, raw_response: Any) -> None:
+    async with serving(answers(raw_response)) as proxy:
         assert await failure(through(proxy.url()), "https://far.test/") == (ConnectFailed, False)
         await until(lambda: proxy.closed == 1)
     assert proxy.requests[0].startswith(b"CONNECT far.test:443 HTTP/1.1\r\nHost: far.test:443\r\n")
@@ -1108,10 +1114,10 @@ async def test_dns_lookup_timeout(http: HttpClient, names: Names, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "found", [[], socket.gaierror(-2, "Name or service not known"), UnicodeError("label too long")]
+    "lookup_error", [[], socket.gaierror(-2, "Name or service not known"), UnicodeError("label too long")]
 )
-async def test_failed_dns_lookup_is_not_cached(http: HttpClient, names: Names, found: Any) -> None:
-    names.known["none.test"] = found
+async def test_failed_dns_lookup_is_not_cached(http: HttpClient, names: Names, lookup_error: Any) -> None:
+    names.known["none.test"] = lookup_error
     for _ in range(2):
         assert await failure(http, "http://none.test/") == (ConnectFailed, False)
     assert http._lookups == {}
@@ -1213,9 +1219,9 @@ def test_sink_and_reader_get_everything_once_in_order_property(data: st.DataObje
     came: list[bytes] = []
 
     def sink(piece: bytes) -> bool:
-        if taken := bool(takes and takes.pop()):
+        if is_taken := bool(takes and takes.pop()):
             came.append(piece)
-        return taken
+        return is_taken
 
     async def main() -> None:
         http = HttpClient()
