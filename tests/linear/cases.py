@@ -127,38 +127,38 @@ def fed(mode: str) -> Callable[[list[Json]], Any]:
 
 
 def chat_events(n: int) -> list[Json]:
-    made: list[Json] = []
+    items: list[Json] = []
     for at in range(n):
         call = {"index": at, "id": f"c{at}", "function": {"name": "look", "arguments": "{"}}
         more = {"index": at, "function": {"arguments": "}"}}
-        made += [{"choices": [{"index": 0, "delta": delta}]} for delta in
+        items += [{"choices": [{"index": 0, "delta": delta}]} for delta in
                  ({"content": "word "}, {"reasoning_content": "hm "}, {"tool_calls": [call]}, {"tool_calls": [more]})]  # fmt: skip
-    return made
+    return items
 
 
 def anthropic_events(n: int) -> list[Json]:
-    made: list[Json] = [{"type": "message_start", "message": {"id": "m", "usage": {}}}]
+    items: list[Json] = [{"type": "message_start", "message": {"id": "m", "usage": {}}}]
     for at in range(n):
         block = {"type": "tool_use", "id": f"c{at}", "name": "look", "input": {}}
-        made += [
+        items += [
             {"type": "content_block_start", "index": at, "content_block": block},
             {"type": "content_block_delta", "index": at, "delta": {"type": "input_json_delta", "partial_json": "{}"}},
             {"type": "content_block_stop", "index": at},
         ]
-    return made
+    return items
 
 
 def responses_events(n: int) -> list[Json]:
-    made: list[Json] = []
+    items: list[Json] = []
     for at in range(n):
         item = {"type": "function_call", "id": f"fc{at}", "call_id": f"c{at}", "name": "look", "arguments": ""}
-        made += [
+        items += [
             {"type": "response.output_text.delta", "item_id": "m", "delta": "word "},
             {"type": "response.output_item.added", "output_index": at, "item": item},
             {"type": "response.function_call_arguments.delta", "output_index": at, "item_id": f"fc{at}", "delta": "{}"},
             {"type": "response.output_item.done", "output_index": at, "item": {**item, "arguments": "{}"}},
         ]
-    return made
+    return items
 
 
 for mode, events in zip(MODES, (chat_events, anthropic_events, responses_events), strict=True):
@@ -167,18 +167,18 @@ for mode, events in zip(MODES, (chat_events, anthropic_events, responses_events)
 
 def conversation(n: int) -> list[Json]:
     """A conversation with calls, images, reasoning and foreign text."""
-    made: list[Json] = []
+    messages: list[Json] = []
     for at in range(n):
         call = {"id": f"c{at}", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAAB"}}
-        made += [
+        messages += [
             {"role": "user", "content": [{"type": "text", "text": f"word {at}"}, image]},
             {"role": "assistant", "content": "", "tool_calls": [call, {**call, "id": f"d{at}"}]},
             {"role": "tool", "content": "line " * 5, "tool_call_id": f"d{at}", "tool_name": "look"},
             {"role": "tool", "content": "line " * 5, "tool_call_id": f"c{at}", "tool_name": "look"},
             {"role": "assistant", "content": f"answer {at}"},
         ]
-    return made
+    return messages
 
 
 def plain_talk(n: int) -> list[Json]:
@@ -205,7 +205,7 @@ for mode in MODES:
 texts(
     "an error of a provider",
     "providers.base core.failures",
-    lambda said: failures.classify(refusal_facts(400, {}, json.dumps({"error": {"message": said}}).encode())),
+    lambda text: failures.classify(refusal_facts(400, {}, json.dumps({"error": {"message": text}}).encode())),
     [
         "image not supported ",
         "maximum context length 5 tokens ",
@@ -232,7 +232,7 @@ def cut(data: bytes, size: int) -> list[bytes]:
 
 
 CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
-for name, made in {
+for name, make_chunks in {
     "one long line": lambda n: cut(b"data: " + b"x" * n * 20, 20),
     "many lines of one event": lambda n: cut(b"data: x\n" * n, 20),
     "empty lines": lambda n: cut(b"\n" * n * 20, 20),
@@ -243,7 +243,7 @@ for name, made in {
     "chunks alike in one packet": lambda n: [CHUNK * n],
     "a byte at a time": lambda n: cut(CHUNK * (n // 20), 1),
 }.items():
-    case(f"a stream with {name}", "http_client.sse providers.chunk_reader", made, decoded, large=60_000)  # type: ignore[arg-type]
+    case(f"a stream with {name}", "http_client.sse providers.chunk_reader", make_chunks, decoded, large=60_000)  # type: ignore[arg-type]
 
 
 def assembled(pieces: Iterable[str]) -> None:
@@ -280,7 +280,7 @@ texts(
     '<tool_call>{"name": "a", "arguments": ',
     large=200_000,
 )
-texts("markup at once", "agent.inline", lambda said: InlineMarkup(calls=True).feed(said), MARKUP, large=200_000)
+texts("markup at once", "agent.inline", lambda text: InlineMarkup(calls=True).feed(text), MARKUP, large=200_000)
 
 
 def drafted(parts: Iterable[ToolDelta]) -> None:
@@ -309,7 +309,7 @@ async def nothing_made(path: str) -> None:
 
 
 async def write(pieces: Iterable[str]) -> None:
-    outgoing = MediaTagFilter(lambda said: None, nothing_made)
+    outgoing = MediaTagFilter(lambda text: None, nothing_made)
     for piece in pieces:
         await outgoing.feed(piece)
     await outgoing.feed("", last=True)
@@ -350,7 +350,7 @@ case(
     "messages from outside",
     "core.message_marks",
     conversation,
-    lambda found: [message_marks.is_foreign(m) for m in found],
+    lambda items: [message_marks.is_foreign(m) for m in items],
     size=60,
     large=20_000,
 )
@@ -366,7 +366,7 @@ SHELL = ["a ", "a;", "a|", "a&&", "$(", "`", "\"", "'", "{a,b}", "$(a)", "${a}",
 texts(
     "a command",
     "guards.commands guards.shell guards.shell_expansion guards.rules guards.findings",
-    lambda said: commands.check(said, "/work", FACTS),
+    lambda text: commands.check(text, "/work", FACTS),
     SHELL,
     large=90_000,
 )
@@ -394,10 +394,10 @@ CODE = [
     "`a`",
     "$x",
 ]
-texts("code in a command", "guards.snippets", lambda said: list(snippets.rules_of(said)), CODE, large=200_000)
+texts("code in a command", "guards.snippets", lambda text: list(snippets.rules_of(text)), CODE, large=200_000)
 texts("literals of code", "guards.snippets", snippets.literals_of, CODE, large=200_000)
 texts(
-    "commands in code", "guards.snippets", lambda said: list(snippets.commands_of(said, "python")), CODE, large=200_000
+    "commands in code", "guards.snippets", lambda text: list(snippets.commands_of(text, "python")), CODE, large=200_000
 )
 texts(
     "SQL",
@@ -419,12 +419,12 @@ texts(
 )
 KNOWN = Secrets(["kn0wn-value-of-the-process"])
 texts(
-    "a URL", "guards.url_text guards.network", lambda said: (url_text.parse(said), url_text.has_secret(said, KNOWN)),
+    "a URL", "guards.url_text guards.network", lambda text: (url_text.parse(text), url_text.has_secret(text, KNOWN)),
     ["http://a/", "%", "%2", "%25", "http://[", "@", "a.", "?a=b&", "/..", "#", "\\", "://"], "http://a.b/", large=200_000,
 )  # fmt: skip
 texts(
     "a path", "guards.path_lists guards.paths",
-    lambda said: (path_lists.git_entry(said), path_lists.plain(said), path_lists.reserved_entry("/work", "/work/" + said)),
+    lambda text: (path_lists.git_entry(text), path_lists.plain(text), path_lists.reserved_entry("/work", "/work/" + text)),
     ["/", "../", "a/", ".git/", "./", "a", ".git/hooks/", "\u202e"], large=200_000,
 )  # fmt: skip
 SECRETS = [
@@ -461,7 +461,7 @@ case(
     "redaction of a tree",
     "guards.secrets",
     conversation,
-    lambda found: redact_tree(found, KNOWN.redact),
+    lambda items: redact_tree(items, KNOWN.redact),
     size=60,
     large=4_000,
 )
@@ -478,7 +478,7 @@ ORDERS = [
     "\n",
 ]
 texts("injected orders", "guards.injection", injection.suspicious, ORDERS, large=200_000)
-texts("fenced text", "guards.injection", lambda said: injection.fenced(said, "a page"), ORDERS, large=200_000)
+texts("fenced text", "guards.injection", lambda text: injection.fenced(text, "a page"), ORDERS, large=200_000)
 texts(
     "a git configuration", "sandbox.git_config", git_config.check_config,
     ["[a]\n", "a=b\n", "[include]\npath=a\n", "\\\n", '"', "#", "[", "a"], large=100_000,
@@ -494,17 +494,17 @@ texts(
 # ---- compaction and stored conversations
 
 BUDGET = compress.Budget(2_000, 500)
-case("a plan", "agent.compress", conversation, lambda found: compress.plan(found, BUDGET), size=60, large=30_000)
+case("a plan", "agent.compress", conversation, lambda items: compress.plan(items, BUDGET), size=60, large=30_000)
 case(
-    "a plan for one user", "agent.compress", plain_talk, lambda found: compress.plan(found[::2], BUDGET), large=200_000
+    "a plan for one user", "agent.compress", plain_talk, lambda items: compress.plan(items[::2], BUDGET), large=200_000
 )
 case("shorter results", "agent.compress", conversation, compress.prune, size=60, large=30_000)
-case("an extract", "agent.compress", conversation, lambda found: compress.extract(found, 1_000), size=60, large=30_000)
+case("an extract", "agent.compress", conversation, lambda items: compress.extract(items, 1_000), size=60, large=30_000)
 case(
     "a transcript",
     "agent.compress",
     conversation,
-    lambda found: compress.transcript(found, 1_000),
+    lambda items: compress.transcript(items, 1_000),
     size=60,
     large=30_000,
 )
@@ -518,15 +518,15 @@ case(
 )
 
 
-def message_rows(found: list[Json]) -> list[rows.Row]:
-    return [rows.row_of_message("s", message) for message in found]
+def message_rows(items: list[Json]) -> list[rows.Row]:
+    return [rows.row_of_message("s", message) for message in items]
 
 
 case("stored messages that are others", "store.rows", lambda n: (message_rows(plain_talk(n)), message_rows(conversation(n // 5))),
      lambda both: rows._origins(*both), large=30_000)  # fmt: skip
 case("every third stored message", "store.rows", lambda n: (message_rows(plain_talk(n)), message_rows(plain_talk(n)[2::3])),
      lambda both: rows._origins(*both), large=30_000)  # fmt: skip
-case("results in the order of their calls", "store.rows", lambda n: message_rows(conversation(n)), lambda found: list(rows.in_call_order(found)),
+case("results in the order of their calls", "store.rows", lambda n: message_rows(conversation(n)), lambda items: list(rows.in_call_order(items)),
      size=60, large=20_000)  # fmt: skip
 
 
@@ -538,13 +538,13 @@ def many_calls(n: int) -> list[Json]:
 
 for mode in MODES:
     case(f"many calls of one message, {mode}", f"providers.{mode}", many_calls, requested(mode), large=50_000)
-case("many calls of one message, sorted", "store.rows", lambda n: message_rows(many_calls(n)), lambda found: list(rows.in_call_order(found)),
+case("many calls of one message, sorted", "store.rows", lambda n: message_rows(many_calls(n)), lambda items: list(rows.in_call_order(items)),
      large=50_000)  # fmt: skip
 case(
     "many calls of one message, planned",
     "agent.compress",
     many_calls,
-    lambda found: compress.plan(found, BUDGET),
+    lambda items: compress.plan(items, BUDGET),
     large=50_000,
 )
 case("many calls of one message, pruned", "agent.compress", many_calls, compress.prune, large=50_000)
@@ -553,7 +553,7 @@ case(
     "hashes of messages",
     "store.digests",
     conversation,
-    lambda found: [digests.digest_of(m) for m in found],
+    lambda items: [digests.digest_of(m) for m in items],
     size=60,
     large=10_000,
 )
@@ -573,11 +573,11 @@ case(
     "a question to another replica",
     "bus.frames",
     lambda n: ["word \ud800"] * n,
-    lambda found: frames.decode(frames.encode(found)),
+    lambda items: frames.decode(frames.encode(items)),
 )
-texts("a text to be kept", "store.codec", lambda said: codec.columns_of(said, {}), ["a", "\0", "\ud800", "data:", '"$blob"'],
+texts("a text to be kept", "store.codec", lambda text: codec.columns_of(text, {}), ["a", "\0", "\ud800", "data:", '"$blob"'],
       large=300_000)  # fmt: skip
-texts("words to be searched", "store.codec store.search", lambda said: codec.search_text(codec.spaced(said)),
+texts("words to be searched", "store.codec store.search", lambda text: codec.search_text(codec.spaced(text)),
       ["a ", "漢", "漢a", "a-b", "'"], large=200_000)  # fmt: skip
 QUERIES = ["a ", '"a', '"', "a OR ", "NOT ", "a* ", "(", "-a ", "a:b "]
 texts("a query", "store.search", search.fts_query, QUERIES, large=100_000)
@@ -590,11 +590,11 @@ case("an excerpt", "store.search", lambda n: (["beta " * n], ["beta", "gamma"]),
 def with_sessions(work: Callable[[SessionDB], Any]) -> Callable[[list[Json]], Any]:
     """On a database that holds the sessions."""
 
-    def act(made: list[Json]) -> None:
+    def act(items: list[Json]) -> None:
         db = SessionDB(":memory:")
         try:
-            told = db.import_sessions(made)
-            assert told["ok"], told
+            report = db.import_sessions(items)
+            assert report["ok"], report
             work(db)
         finally:
             db.close()
@@ -603,8 +603,8 @@ def with_sessions(work: Callable[[SessionDB], Any]) -> Callable[[list[Json]], An
 
 
 def sessions(n: int, messages: int = 1) -> list[Json]:
-    said = [{"role": "user", "content": "beta words", "timestamp": 1.0 + at} for at in range(messages)]
-    form = {"format": "hermes.session/1", "source": "cli", "messages": said}
+    turns = [{"role": "user", "content": "beta words", "timestamp": 1.0 + at} for at in range(messages)]
+    form = {"format": "hermes.session/1", "source": "cli", "messages": turns}
     return [{**form, "id": f"s{at}", "title": f"beta {at}", "started_at": 1.0 + at} for at in range(n)]
 
 
@@ -632,7 +632,7 @@ case("pages of sessions", "store.lists", sessions, with_sessions(lambda db: [
     db.list_sessions(limit=5, offset=at) for at in range(0, 100, 5)
 ]), size=30, large=400)  # fmt: skip
 case("a long filter of a list", "store.lists", lambda n: "a " * n,
-     lambda said: with_sessions(lambda db: db.list_sessions(search=said))(sessions(2)), large=50_000)  # fmt: skip
+     lambda text: with_sessions(lambda db: db.list_sessions(search=text))(sessions(2)), large=50_000)  # fmt: skip
 case(
     "a search",
     "store.search",
@@ -727,22 +727,22 @@ async def read_items(items: Any) -> Any:
 
 
 def items(n: int) -> list[Json]:
-    made: list[Json] = []
+    messages: list[Json] = []
     for at in range(n):
-        made += [
+        messages += [
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": f"word {at}"}]},
             {"type": "function_call", "call_id": f"c{at}", "name": "look", "arguments": "{}"},
             {"type": "function_call_output", "call_id": f"c{at}", "output": "x"},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "yes"}]},
         ]
-    return [*made, {"role": "user", "content": "go"}]
+    return [*messages, {"role": "user", "content": "go"}]
 
 
-case("items of a response", "server.response_items", items, lambda found: run(read_items(found)), size=60, large=10_000)
+case("items of a response", "server.response_items", items, lambda items: run(read_items(items)), size=60, large=10_000)
 case("calls among the items of a response", "server.response_items", lambda n: [
     *({"type": "function_call", "call_id": f"c{at}", "name": "look", "arguments": "{}"} for at in range(n)),
     *({"type": "function_call_output", "call_id": f"c{at}", "output": "x"} for at in range(n)),
-], lambda found: run(read_items(found)), large=20_000)  # fmt: skip
+], lambda items: run(read_items(items)), large=20_000)  # fmt: skip
 case("tools of a response", "server.response_tools", lambda n: body(input="a", tools=[
     {"type": "function", "name": f"t{at}", "parameters": {"type": "object"}} for at in range(n)
 ]), lambda data: response_tools.response_tools(RESPONSE(data).model.tools or (), (), None, []), large=20_000)  # fmt: skip
@@ -762,10 +762,10 @@ case("a body of a session turn", "server.request_bodies", lambda n: body(message
 
 def log(n: int) -> list[Event]:
     """A turn of that many steps, each with text, thought and a call."""
-    made: list[Event] = []
+    events: list[Event] = []
     for at in range(n):
         call = {"id": f"c{at}", "name": "look", "arguments": "{}"}
-        made += [
+        events += [
             Event("run_1", "reasoning.delta", at, {"message_id": f"m{at}", "text": "hm ", "form": "text", "offset": 0}),
             Event("run_1", "text.delta", at, {"message_id": f"m{at}", "text": "word ", "offset": 0}),
             Event("run_1", "message.completed", at, {"message_id": f"m{at}", "text": "word ", "tool_calls": [call], "row": at,
@@ -775,12 +775,12 @@ def log(n: int) -> list[Event]:
             Event("run_1", "tool.completed", at, {"call_id": f"c{at}", "name": "look", "status": "ok", "result": "x", "duration_s": 0.0}),
             Event("run_1", "usage", at, {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}),
         ]  # fmt: skip
-    return [Event(e.run_id, e.type, e.step, e.data, seq, float(seq)) for seq, e in enumerate(made, 1)]
+    return [Event(e.run_id, e.type, e.step, e.data, seq, float(seq)) for seq, e in enumerate(events, 1)]
 
 
-def drawn(renderer: Any, found: list[Event], *, at_once: bool) -> None:
+def drawn(renderer: Any, events: list[Event], *, at_once: bool) -> None:
     list(renderer.begin())
-    for some in [found] if at_once else [[event] for event in found]:
+    for some in [events] if at_once else [[event] for event in events]:
         renderer.feed(some)
     if hasattr(renderer, "finish"):
         renderer.finish(Outcome(text="word", messages=[{"role": "assistant", "content": "word"}]))
@@ -813,10 +813,10 @@ RENDERERS: dict[str, tuple[str, Callable[[], Any]]] = {
 for name, (parts, renderer) in RENDERERS.items():
     for way in (True, False):
         case(f"{name}, {'at once' if way else 'one by one'}", parts, log,
-             lambda found, make=renderer, way=way: drawn(make(), found, at_once=way), size=40, large=4_000)  # type: ignore[misc]  # fmt: skip
+             lambda items, make=renderer, way=way: drawn(make(), items, at_once=way), size=40, large=4_000)  # type: ignore[misc]  # fmt: skip
     case(f"{name} of a long answer", parts,
          lambda n: [Event("run_1", "text.delta", 1, {"message_id": "m", "text": "word ", "offset": 0}, seq, 1.0) for seq in range(1, n)],
-         lambda found, make=renderer: drawn(make(), found, at_once=False), large=50_000)  # type: ignore[misc]  # fmt: skip
+         lambda items, make=renderer: drawn(make(), items, at_once=False), large=50_000)  # type: ignore[misc]  # fmt: skip
 case("result for the local model", "providers.local_results",
      lambda n: json.dumps({"matches": [{"path": "a", "line": 1, "text": "word"}] * n}),
      lambda text: render_result("search_files", text), large=20_000)  # fmt: skip
@@ -844,17 +844,17 @@ case(
 )
 case("a large schema", "tools.framework.arguments", lambda n: {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(n)}},
      arguments.schema_problem, large=20_000)  # fmt: skip
-texts("the name of a tool", "tools.framework.arguments", lambda said: arguments.settle_name(said, ["read_file", "todo"]),
+texts("the name of a tool", "tools.framework.arguments", lambda text: arguments.settle_name(text, ["read_file", "todo"]),
       ["a", "_", "functions.", "read_file", ":0", "-tool"], large=100_000)  # fmt: skip
 LINES = ["a\n", "  a\n", "\n", "a b\n", "}\n"]
 texts(
     "a replacement",
     "tools.patching",
-    lambda said: patching.replace_text(said, "a\n", "b\n", True),
+    lambda text: patching.replace_text(text, "a\n", "b\n", True),
     LINES,
     large=100_000,
 )
-texts("a replacement that fits nowhere", "tools.patching", lambda said: patching.replace_text(said, "a\n" * 20 + "z", "b", False), LINES,
+texts("a replacement that fits nowhere", "tools.patching", lambda text: patching.replace_text(text, "a\n" * 20 + "z", "b", False), LINES,
       large=20_000)  # fmt: skip
 texts("a patch", "tools.patching", patching.parse_patch, ["*** Update File: a\n@@\n-a\n+b\n", "*** Add File: a\n+a\n", "@@\n", "-a\n", "+a\n", "*** "],
       "*** Begin Patch\n*** Update File: a\n@@\n", large=100_000)  # fmt: skip
@@ -883,17 +883,17 @@ HTML = ["<p>a", "<div>", "</div>", "<a href='b'>c</a>", "<li>", "<ul><li>", "<ta
 texts(
     "a page",
     "tools.pages",
-    lambda said: pages.markdown(said, "http://a/"),
+    lambda text: pages.markdown(text, "http://a/"),
     HTML,
     large=60_000,
 )
 case("tools of an MCP server", "tools.mcp_names", lambda n: [
     {"name": f"t{at}", "description": "d", "inputSchema": {"type": "object"}} for at in range(n)
-], lambda found: mcp_names.fit("s", found), large=5_000)  # fmt: skip
+], lambda items: mcp_names.fit("s", items), large=5_000)  # fmt: skip
 case("tools of one name", "tools.mcp_names", lambda n: [{"name": "t", "inputSchema": {"type": "object"}}] * n,
-     lambda found: mcp_names.fit("s", found), large=5_000)  # fmt: skip
+     lambda items: mcp_names.fit("s", items), large=5_000)  # fmt: skip
 case("tools of similar names", "tools.mcp_names", lambda n: [{"name": "t" + "-" * at, "inputSchema": {"type": "object"}} for at in range(n)],
-     lambda found: mcp_names.fit("s", found), size=100, large=1_000)  # fmt: skip
+     lambda items: mcp_names.fit("s", items), size=100, large=1_000)  # fmt: skip
 case(
     "an answer of an MCP server",
     "tools.mcp_names",
@@ -922,15 +922,15 @@ async def shape(contents: list[str]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         shaper = ResultLimiter(Path(folder), 5_000, 8_000, blocking)
-        for at, said in enumerate(contents):
-            await shaper.shaped({"text": said}, json.dumps({"text": said}), f"c{at}", foreign=True)
+        for at, content in enumerate(contents):
+            await shaper.shaped({"text": content}, json.dumps({"text": content}), f"c{at}", foreign=True)
 
 
 case(
     "answers of tools",
     "tools.framework.result_limits",
     lambda n: ["a\n" * 10] * n,
-    lambda found: run(shape(found)),
+    lambda items: run(shape(items)),
     size=100,
     large=3_000,
 )
@@ -938,7 +938,7 @@ case(
     "a long answer of a tool",
     "tools.framework.result_limits",
     lambda n: ["a\n" * n],
-    lambda found: run(shape(found)),
+    lambda items: run(shape(items)),
     size=5_000,
     large=500_000,
 )
@@ -949,7 +949,7 @@ case(
 texts(
     "a schedule",
     "runs.schedule",
-    lambda said: schedule.parse(said, 0.0, UTC),
+    lambda text: schedule.parse(text, 0.0, UTC),
     ["1,", "*/2 ", "every ", "1-5,", "0 ", "* ", "10m "],
     "0 0 1 1 1",
     large=100_000,
@@ -986,13 +986,13 @@ case(
     large=3_000,
 )
 case("a change of a configuration", "settings.splice", lambda n: "".join(f"a{at}:\n  b: c\n" for at in range(n)),
-     lambda said: config_splice.replace_entry(said, ("a1", "b"), {"a1": {"b": "d"}}, remove=False), large=3_000)  # fmt: skip
-texts("variables", "settings.files", lambda said: config_files.parse_env(said.encode()), ["A=b\n", "A='", 'A="', "#a\n", "\\\n", "export A=b\n"],
+     lambda text: config_splice.replace_entry(text, ("a1", "b"), {"a1": {"b": "d"}}, remove=False), large=3_000)  # fmt: skip
+texts("variables", "settings.files", lambda text: config_files.parse_env(text.encode()), ["A=b\n", "A='", 'A="', "#a\n", "\\\n", "export A=b\n"],
       large=60_000)  # fmt: skip
 texts(
     "a session as Markdown",
     "services.session_markdown",
-    lambda said: session_markdown.markdown(
+    lambda text: session_markdown.markdown(
         {
             "id": "s",
             "source": "cli",
@@ -1002,7 +1002,7 @@ texts(
             "preview": "",
             "started_at": 1.0,
             "last_active": 1.0,
-            "messages": [{"role": "tool", "tool_name": "t", "content": said, "timestamp": 1.0}],
+            "messages": [{"role": "tool", "tool_name": "t", "content": text, "timestamp": 1.0}],
         }
     ),
     ["a", "`", "```", "\n", "\x1b"],
@@ -1012,9 +1012,9 @@ texts("a text that is shown", "core.text", text.visible, ["a", "\x1b", "\u202e",
 texts("a text with halves", "core.text", text.whole_text, ["a", "\ud800", "\ud83d\ude00"], large=300_000)
 
 
-def shown_lines(said: str) -> None:
+def shown_lines(text: str) -> None:
     drawer = MarkdownLines()
-    for line in said.split("\n"):
+    for line in text.split("\n"):
         for part in cut_text(line, 3_900):
             list(drawer.line(part))
         list(drawer.line(line))
