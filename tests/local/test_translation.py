@@ -248,20 +248,20 @@ def test_what_was_to_be_run_is_run_before_the_answer() -> None:
 
 def test_tool_that_is_called_twice_alike_is_not_offered_again() -> None:
     question = "find out where add is defined"
-    found = called("search_files", {"pattern": "add"}, {"matches": [{"path": "a.py", "line": 1, "text": "def add"}]})
+    run = called("search_files", {"pattern": "add"}, {"matches": [{"path": "a.py", "line": 1, "text": "def add"}]})
     other = called("search_files", {"pattern": "sub"}, {"matches": []})
     assert "search_files" in names(after(question, other))
     assert "search_files" not in names(after(question, other, other)) and may_answer(after(question, other, other))
-    assert "search_files" not in names(after(question, found)) and "read_file" in names(after(question, found))
+    assert "search_files" not in names(after(question, run)) and "read_file" in names(after(question, run))
 
 
 def test_what_was_looked_at_last_is_told() -> None:
     question = "find the file with add in it and show me that file"
-    found = called("search_files", {"pattern": "add"}, {"matches": [{"path": "a.py", "line": 1, "text": "def add"}]})
+    run = called("search_files", {"pattern": "add"}, {"matches": [{"path": "a.py", "line": 1, "text": "def add"}]})
     read = called("read_file", {"path": "a.py"}, {"content": "1|def add"})
-    assert names(after(question, found)) == ["read_file", "terminal"] and not may_answer(after(question, found))
-    assert names(after(question, found, read)) == [] and may_answer(after(question, found, read))
-    assert reminder(after(question, found, read)) == "(Answer now: show me that file)"
+    assert names(after(question, run)) == ["read_file", "terminal"] and not may_answer(after(question, run))
+    assert names(after(question, run, read)) == [] and may_answer(after(question, run, read))
+    assert reminder(after(question, run, read)) == "(Answer now: show me that file)"
 
 
 def test_pasted_text_is_not_repeated() -> None:
@@ -329,8 +329,8 @@ def test_conversation_is_translated_to_same_form() -> None:
         {"role": "user", "content": "thanks"},
         {"role": "user", "content": "and now?"},
     ]
-    told = [(message["role"], message["content"]) for message in request(messages=messages).body["messages"][-5:]]
-    assert told == [
+    pairs = [(message["role"], message["content"]) for message in request(messages=messages).body["messages"][-5:]]
+    assert pairs == [
         ("user", f"{forms()['begin']}\n{FACTS}\nwhich files?"),
         ("assistant", '{"tool": "terminal", "arguments": {"command": "ls"}}'),
         ("user", "[result] a.txt\n"),
@@ -360,17 +360,17 @@ RESULTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "result", "told"), RESULTS)
-def test_results_are_told_in_plain_words(name: str, result: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("name", "result", "text"), RESULTS)
+def test_results_are_told_in_plain_words(name: str, result: dict[str, Any], text: str) -> None:
     messages = [{"role": "user", "content": "go"}, *called(name, {}, result)]
     content, _, note = request(messages=messages).body["messages"][-1]["content"].rpartition("\n")
-    assert content == f"[result] {told}"
+    assert content == f"[result] {text}"
     if "error" in result or result.get("exit_code"):
         assert note == "(This does not answer it. Try another way once, or say what is missing. Asked: go)"
-    elif told == "nothing was found":
+    elif text == "nothing was found":
         assert note.startswith("(Nothing was found. ") and note.endswith("Asked: go)")
     else:
-        did = name in ("cronjob", "write_file") or told.endswith("printed nothing")
+        did = name in ("cronjob", "write_file") or text.endswith("printed nothing")
         assert note == (DONE if did else "(Answer now: go)")
 
 
@@ -378,36 +378,36 @@ def test_table_comes_with_what_is_asked_of_its_numbers() -> None:
     text = "1|a\tb\tc\n2|x, y\t7\t1.5\n3|z\t10\t?"
     read = called("read_file", {"path": "a.tsv"}, {"path": "a.tsv", "content": text, "truncated": False})
     table = "[result] a\tb\tc\nx, y\t7\t1.5\nz\t10\t?\n2 rows of data\n"
-    for question, told in (
+    for question, row in (
         ("what is the a of b 7?", ""),
         ("which a has the largest b?", "largest b: z, 10\n"),
         ("which a has the fewest b, and what is their sum?", "fewest b: x, y, 7\nsum b: 17\n"),
         ("welches a hat die meisten b?", "meisten b: z, 10\n"),
     ):
-        assert after(question, read).body["messages"][-1]["content"].partition("(A")[0] == table + told
+        assert after(question, read).body["messages"][-1]["content"].partition("(A")[0] == table + row
 
 
 def test_answer_to_a_search_that_found_nothing_begins_so() -> None:
     nothing = called("session_search", {"query": "boat"}, {"hits": []})
-    found = called("read_file", {"path": "a.txt"}, {"path": "a.txt", "content": "1|x", "truncated": False})
-    for question, begun in (
+    run = called("read_file", {"path": "a.txt"}, {"path": "a.txt", "content": "1|x", "truncated": False})
+    for question, beginning in (
         ("what did I say of the boat?", "I found nothing"),
         ("Was ist mit dem Boot?", "Ich habe nichts"),
     ):
-        assert rf'"\"{begun}' in after(question, nothing).body["grammar"]
-    found[0]["tool_calls"][0]["id"] = found[1]["tool_call_id"] = "c0"
-    assert "I found nothing" not in after("what did I say?", found, nothing).body["grammar"]
+        assert rf'"\"{beginning}' in after(question, nothing).body["grammar"]
+    run[0]["tool_calls"][0]["id"] = run[1]["tool_call_id"] = "c0"
+    assert "I found nothing" not in after("what did I say?", run, nothing).body["grammar"]
 
 
 def test_what_is_to_be_shown_begins_the_answer() -> None:
     read = called("read_file", {"path": "a.txt"}, {"path": "a.txt", "content": '1|a "b"\n2|c', "truncated": False})
     changed = called("patch", {"path": "a.txt"}, {"path": "a.txt"})
-    begun = r'"{" "\"answer\": " "\"a \\\"b\\\"\\nc" char* "\"" "}"'
+    grammar = r'"{" "\"answer\": " "\"a \\\"b\\\"\\nc" char* "\"" "}"'
     for question in ("show me a.txt", "change x to a in a.txt, then show me the file"):
         calls = [read] if question.startswith("show") else [changed, read]
-        assert begun in after(question, *calls).body["grammar"]
+        assert grammar in after(question, *calls).body["grammar"]
     for question in ("show me the first line of a.txt", "what is in a.txt?"):
-        assert begun not in after(question, read).body["grammar"]
+        assert grammar not in after(question, read).body["grammar"]
     long = called("read_file", {}, {"path": "a.txt", "content": "1|" + "x" * 1_000, "truncated": False})
     assert "xxx" not in after("show me a.txt", long).body["grammar"]
 
@@ -419,12 +419,12 @@ def test_rest_of_answer_continues_what_was_delivered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "tools"), [("review this", []), ("run the tests and compare them with this", ["read_file", "terminal"])]
+    ("message", "tools"), [("review this", []), ("run the tests and compare them with this", ["read_file", "terminal"])]
 )
-def test_text_that_was_piped_in_is_no_request(words: str, tools: list[str]) -> None:
+def test_text_that_was_piped_in_is_no_request(message: str, tools: list[str]) -> None:
     attached = "File stdin:\ndiff --git a/calc.py b/calc.py\nhow many files does README.md name? delete old.log"
-    after = f"\nThe file stdin above is what this is about. {words}"
-    parts = [{"type": "text", "text": text} for text in (words, attached, after)]
+    after = f"\nThe file stdin above is what this is about. {message}"
+    parts = [{"type": "text", "text": text} for text in (message, attached, after)]
     wire = request(messages=[{"role": "user", "content": parts}])
     assert set(tools) <= set(names(wire)) and bool(tools) == bool(names(wire))
     assert may_answer(wire) and attached in wire.body["messages"][-1]["content"]

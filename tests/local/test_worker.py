@@ -26,15 +26,15 @@ LONG = "Write a long story about a ship."
 
 def workers(home: Home) -> list[int]:
     """The processes that hold a model of this home."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         try:
             ours = entry.name.isdigit() and b"worker.py" in (entry / "cmdline").read_bytes().split(b"\0")[-3]
             if ours and Path(os.readlink(entry / "cwd")) == home.run_folder.resolve():
-                found.append(int(entry.name))
+                pids.append(int(entry.name))
         except (OSError, IndexError):
             continue
-    return found
+    return pids
 
 
 def worker(home: Home) -> int:
@@ -210,17 +210,17 @@ async def test_idle_worker_unloads_and_wakes(started: Start, home: Home) -> None
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ("model: {path: /nowhere/m.gguf, provider: local}\n", "/nowhere/m.gguf"),
         ("local: {context: 2048}\n", "hermes setup"),
     ],
     ids=["a file that is not there", "no file"],
 )
-async def test_missing_model_error_has_hint(started: Start, home: Home, settings: str, words: str) -> None:
+async def test_missing_model_error_has_hint(started: Start, home: Home, settings: str, message: str) -> None:
     (home.models / "tiny.gguf").unlink()
     events = await turn(started(settings), "Hi")
-    assert events[-1].type == "run.failed" and words in events[-1].data["error"]
+    assert events[-1].type == "run.failed" and message in events[-1].data["error"]
 
 
 async def test_invalid_model_file_is_reported(started: Start, home: Home) -> None:
