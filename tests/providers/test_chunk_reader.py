@@ -46,8 +46,8 @@ ODD = [
 def chunk(text: str | None, *, ident: str = "c1", ascii_only: bool = True, tight: bool = False, **more: Any) -> bytes:
     """A frame with a text, or, without one, with whatever `more` says."""
     delta = {"content": text} if text is not None else {}
-    told = {"id": ident, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta} | more]}
-    written = json.dumps(told, ensure_ascii=ascii_only, separators=(",", ":") if tight else None)
+    chunk = {"id": ident, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta} | more]}
+    written = json.dumps(chunk, ensure_ascii=ascii_only, separators=(",", ":") if tight else None)
     return b"data: " + written.encode() + b"\n\n"
 
 
@@ -94,8 +94,8 @@ def test_chunk_template_rejects_different_events(other: bytes) -> None:
     alike = ChunkTemplate(READ)
     assert alike.texts(known) == (["a"], len(known))
     for body in (known + other, known + other + frames(["c"])):
-        found, size = alike.texts(body)
-        assert (found, size) in ((["a"], len(known)), ([], 0))
+        text, size = alike.texts(body)
+        assert (text, size) in ((["a"], len(known)), ([], 0))
     assert alike.texts(known) == (["a"], len(known))
 
 

@@ -252,7 +252,7 @@ def test_missing_key_names_variable(home: Home, yaml: str, choice: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("choice", "words"),
+    ("choice", "message"),
     [
         ({"model": "gpt-x"}, "no provider"),
         ({"provider": "openia", "model": "m"}, "openai"),
@@ -261,10 +261,10 @@ def test_missing_key_names_variable(home: Home, yaml: str, choice: dict[str, Any
         ({"base_url": "https://x.test/v1"}, "no model"),
     ],
 )
-def test_unreachable_route_is_rejected_with_hint(home: Home, choice: dict[str, Any], words: str) -> None:
+def test_unreachable_route_is_rejected_with_hint(home: Home, choice: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         choose(load(home), **choice)
-    assert words in str(refused.value) and refused.value.hint
+    assert message in str(refused.value) and refused.value.hint
 
 
 # ---- fallbacks and tasks
