@@ -21,11 +21,11 @@ from support.quick import once_within
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 
 
-def assert_cancelled(ran: CompletedRun, text: str = "") -> None:
-    assert ran.final["type"] == "run.cancelled"
-    assert ran.final["reason"] == "stop"
-    assert ran.final["by"] == "user"
-    result = ran.result
+def assert_cancelled(run: CompletedRun, text: str = "") -> None:
+    assert run.final["type"] == "run.cancelled"
+    assert run.final["reason"] == "stop"
+    assert run.final["by"] == "user"
+    result = run.result
     assert (result["interrupted"], result["completed"], result["failed"]) == (True, False, False)
     assert (result["final_response"], result["error_code"]) == (text, "interrupted")
 
@@ -108,10 +108,10 @@ async def test_interrupt_cancels_async_tool(harness: Harness, server: ModelServe
     running = await harness.begin(harness.spec(server))
     await running.wait_for("tool.started")
     await running.control("interrupt")
-    ran = await running.end()
+    run = await running.end()
     assert cancelled.is_set()
-    assert ran.final["type"] == "run.cancelled"
-    assert ran.event("tool.finished")["status"] == "interrupted"
+    assert run.final["type"] == "run.cancelled"
+    assert run.event("tool.finished")["status"] == "interrupted"
     await nothing_left(server)
 
 
@@ -128,9 +128,9 @@ async def test_interrupt_is_signalled_to_blocking_tool(harness: Harness, server:
     running = await harness.begin(harness.spec(server))
     await running.wait_for("tool.started")
     await running.control("interrupt")
-    ran = await running.end()
+    run = await running.end()
     assert seen.is_set()
-    assert ran.event("tool.finished")["status"] == "interrupted"
+    assert run.event("tool.finished")["status"] == "interrupted"
     await nothing_left(server)
 
 
@@ -149,8 +149,8 @@ async def test_interrupt_does_not_wait_for_stubborn_tool(
     running = await harness.begin(harness.spec(server))
     await running.wait_for("tool.started")
     await running.control("interrupt")
-    ran = await running.end()  # the tool still works
-    assert ran.final["type"] == "run.cancelled"
+    run = await running.end()  # the tool still works
+    assert run.final["type"] == "run.cancelled"
     release.set()
     await nothing_left(server)
 
@@ -161,10 +161,10 @@ async def test_interrupt_ends_all_parallel_tool_calls(harness: Harness, server: 
     running = await harness.begin(harness.spec(server, persist=True))
     await running.wait_for("tool.started")
     await running.control("interrupt")
-    ran = await running.end()
-    rows = await harness.rows(ran.spec.session_id)
+    run = await running.end()
+    rows = await harness.rows(run.spec.session_id)
     assert [row.role for row in rows].count("tool") == 12
-    assert ran.final["type"] == "run.cancelled"
+    assert run.final["type"] == "run.cancelled"
     await nothing_left(server)
 
 
@@ -204,13 +204,13 @@ async def test_interrupt_is_recorded_before_it_is_applied(harness: Harness, serv
     await running.wait_for("text.delta")
     control = Control("interrupt", {"message": "no, the other"}, by="someone", surface="test", control_id="c1")
     assert await harness.engine.control(running.run_id, control) == "applied"
-    ran = await running.end()
-    received = ran.event("control.received")
+    run = await running.end()
+    received = run.event("control.received")
     assert (received["control_id"], received["control"], received["by"], received["surface"]) == (
         *("c1", "interrupt"),
         *("someone", "test"),
     )
-    assert ran.final["by"] == "someone"
+    assert run.final["by"] == "someone"
 
 
 async def test_duplicate_control_id_is_ignored(harness: Harness, server: ModelServer) -> None:
@@ -220,16 +220,16 @@ async def test_duplicate_control_id_is_ignored(harness: Harness, server: ModelSe
     for _ in range(2):
         assert await running.control("steer", control_id="c1", text="faster") == "applied"
     await running.control("interrupt")
-    ran = await running.end()
-    assert [event["control_id"] for event in ran.events_of("control.received")].count("c1") == 1
+    run = await running.end()
+    assert [event["control_id"] for event in run.events_of("control.received")].count("c1") == 1
 
 
 async def test_control_of_ended_run_is_not_active_and_of_missing_run_unknown(
     harness: Harness, server: ModelServer
 ) -> None:
     server.script = [Reply(text="Done.")]
-    ran = await harness.run(server, persist=True)
-    assert await harness.engine.control(ran.spec.run_id, Control("interrupt")) == "not_active"
+    run = await harness.run(server, persist=True)
+    assert await harness.engine.control(run.spec.run_id, Control("interrupt")) == "not_active"
     assert await harness.engine.control("run_" + "0" * 32, Control("interrupt")) == "unknown"
 
 
@@ -243,9 +243,9 @@ async def test_interrupt_at_any_moment_leaves_exactly_one_final_event(harness: H
         running = await harness.begin(harness.spec(server))
         await running.until(lambda events, n=count: len(events) >= n)
         await running.control("interrupt")
-        ran = await running.end()
-        assert ran.final["type"] in ("run.cancelled", "run.completed")
-        roles = [m["role"] for m in ran.result["messages"]]
+        run = await running.end()
+        assert run.final["type"] in ("run.cancelled", "run.completed")
+        roles = [m["role"] for m in run.result["messages"]]
         assert roles[0] == "user"
         assert roles[-1] == "assistant"
     await nothing_left(server)
@@ -262,8 +262,8 @@ async def test_disconnect_of_last_owner_cancels_run(harness: Harness, server: Mo
     await harness.engine.detach(running.run_id, one)
     assert running.events[-1]["type"] == "text.delta"
     await harness.engine.detach(running.run_id, two)
-    ran = await running.end()
-    assert (ran.final["type"], ran.final["reason"]) == ("run.cancelled", "client_disconnected")
+    run = await running.end()
+    assert (run.final["type"], run.final["reason"]) == ("run.cancelled", "client_disconnected")
     await nothing_left(server)
 
 
@@ -298,30 +298,30 @@ async def steered(harness: Harness, server: ModelServer, *texts: str) -> Complet
 
 
 async def test_steer_is_appended_to_next_tool_result(harness: Harness, server: ModelServer) -> None:
-    ran = await steered(harness, server, "Only red ones.")
-    told = sent(server.requests[1], "tool")[-1][1]
-    assert told.startswith('{"saw": "a fox"}')
-    assert "Only red ones." in told
-    assert told != '{"saw": "a fox"}Only red ones.'
-    applied = ran.event("steer.applied")
+    run = await steered(harness, server, "Only red ones.")
+    result_text = sent(server.requests[1], "tool")[-1][1]
+    assert result_text.startswith('{"saw": "a fox"}')
+    assert "Only red ones." in result_text
+    assert result_text != '{"saw": "a fox"}Only red ones.'
+    applied = run.event("steer.applied")
     assert applied["steer_ids"] == ["st0"]
-    assert applied["where"] == ran.event("tool.started")["call_id"]
-    assert not ran.result["pending_steer"]
-    assert ran.result["final_response"] == "Done."
+    assert applied["where"] == run.event("tool.started")["call_id"]
+    assert not run.result["pending_steer"]
+    assert run.result["final_response"] == "Done."
 
 
 async def test_steered_tool_result_is_replayed_in_next_turn(harness: Harness, server: ModelServer) -> None:
-    ran = await steered(harness, server, "Only red ones.")
+    run = await steered(harness, server, "Only red ones.")
     server.script = [Reply(text="Again.")]
-    await harness.run(server, "and now?", persist=True, session_id=ran.spec.session_id)
+    await harness.run(server, "and now?", persist=True, session_id=run.spec.session_id)
     assert sent(server.requests[2], "tool") == sent(server.requests[1], "tool")
 
 
 async def test_several_steers_are_all_applied(harness: Harness, server: ModelServer) -> None:
-    ran = await steered(harness, server, "Only red ones.", "And quickly.")
-    told = sent(server.requests[1], "tool")[-1][1]
-    assert told.index("Only red ones.") < told.index("And quickly.")
-    assert [i for event in ran.events_of("steer.applied") for i in event["steer_ids"]] == ["st0", "st1"]
+    run = await steered(harness, server, "Only red ones.", "And quickly.")
+    result_text = sent(server.requests[1], "tool")[-1][1]
+    assert result_text.index("Only red ones.") < result_text.index("And quickly.")
+    assert [i for event in run.events_of("steer.applied") for i in event["steer_ids"]] == ["st0", "st1"]
 
 
 async def steered_when_one_of_two_has_finished(harness: Harness, server: ModelServer, slow: str) -> CompletedRun:
@@ -342,17 +342,17 @@ async def steered_when_one_of_two_has_finished(harness: Harness, server: ModelSe
 
 
 async def test_steer_is_applied_to_last_result_of_round(harness: Harness, server: ModelServer) -> None:
-    ran = await steered_when_one_of_two_has_finished(harness, server, slow="two")
+    run = await steered_when_one_of_two_has_finished(harness, server, slow="two")
     results = [m for m in server.requests[1].body["messages"] if m["role"] == "tool"]
     assert ["Only red ones." in m["content"] for m in results] == [False, True]
-    assert ran.event("steer.applied")["where"] == results[1]["tool_call_id"]
+    assert run.event("steer.applied")["where"] == results[1]["tool_call_id"]
 
 
 async def test_late_steer_after_last_result_is_applied_once(harness: Harness, server: ModelServer) -> None:
-    ran = await steered_when_one_of_two_has_finished(harness, server, slow="one")
-    told = json.dumps(server.requests[1].body).count("Only red ones.")
-    assert told + str(ran.result["pending_steer"]).count("Only red ones.") == 1
-    assert len(ran.events_of("steer.applied")) == told
+    run = await steered_when_one_of_two_has_finished(harness, server, slow="one")
+    mentions = json.dumps(server.requests[1].body).count("Only red ones.")
+    assert mentions + str(run.result["pending_steer"]).count("Only red ones.") == 1
+    assert len(run.events_of("steer.applied")) == mentions
 
 
 async def test_steer_during_model_output_waits_for_next_round(harness: Harness, server: ModelServer) -> None:
@@ -370,12 +370,12 @@ async def test_unapplied_steer_is_returned_as_pending_steer(harness: Harness, se
     running = await harness.begin(harness.spec(server))
     await running.wait_for("text.delta")
     await running.control("steer", text="Only red ones.")
-    ran = await running.end()
-    assert "Only red ones." in str(ran.result["pending_steer"])
-    assert ran.final["pending_steer"] == ran.result["pending_steer"]
-    assert ran.events_of("steer.applied") == []
-    assert "Only red ones." not in json.dumps(ran.result["messages"])
-    assert ran.result["final_response"] == "Well, fine."
+    run = await running.end()
+    assert "Only red ones." in str(run.result["pending_steer"])
+    assert run.final["pending_steer"] == run.result["pending_steer"]
+    assert run.events_of("steer.applied") == []
+    assert "Only red ones." not in json.dumps(run.result["messages"])
+    assert run.result["final_response"] == "Well, fine."
 
 
 async def test_steer_is_not_lost_on_interrupt(harness: Harness, server: ModelServer) -> None:
@@ -384,8 +384,8 @@ async def test_steer_is_not_lost_on_interrupt(harness: Harness, server: ModelSer
     await running.wait_for("text.delta")
     await running.control("steer", text="Only red ones.")
     await running.control("interrupt")
-    ran = await running.end()
-    assert "Only red ones." in str(ran.result["pending_steer"])
+    run = await running.end()
+    assert "Only red ones." in str(run.result["pending_steer"])
 
 
 # ---- questions
@@ -405,9 +405,9 @@ async def test_clarify_question_waits_without_thread_or_socket(harness: Harness,
     assert harness.app.services.threads._threads == 0
     assert server.open_streams == 0
     assert await running.control("answer", id=asked["request_id"], answer="that") == "applied"
-    ran = await running.end()
-    assert ran.tool_results() == [{"answer": "that", "answered": True}]
-    resolved = ran.event("clarify.resolved")
+    run = await running.end()
+    assert run.tool_results() == [{"answer": "that", "answered": True}]
+    resolved = run.event("clarify.resolved")
     assert (resolved["request_id"], resolved["by"], resolved["answered"]) == (asked["request_id"], "user", True)
 
 
@@ -416,25 +416,25 @@ async def test_first_clarify_answer_wins(harness: Harness, server: ModelServer) 
     asked = await running.wait_for("clarify.requested")
     answers = [running.control("answer", id=asked["request_id"], answer=text) for text in ("one", "two")]
     assert await asyncio.gather(*answers) == ["applied", "already_resolved"]
-    ran = await running.end()
-    assert ran.tool_results() == [{"answer": "one", "answered": True}]
+    run = await running.end()
+    assert run.tool_results() == [{"answer": "one", "answered": True}]
 
 
 async def test_clarify_question_times_out(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness({"agent": {"clarify_timeout": 0.05}})
-    ran = await (await asking(harness, server)).end()
-    assert ran.tool_results()[0]["answered"] is False
-    assert ran.event("clarify.resolved")["answered"] is False
-    assert ran.result["final_response"] == "Done."
+    run = await (await asking(harness, server)).end()
+    assert run.tool_results()[0]["answered"] is False
+    assert run.event("clarify.resolved")["answered"] is False
+    assert run.result["final_response"] == "Done."
 
 
 async def test_interrupt_resolves_clarify_question(harness: Harness, server: ModelServer) -> None:
     running = await asking(harness, server)
     await running.wait_for("clarify.requested")
     await running.control("interrupt")
-    ran = await running.end()
-    assert (ran.event("clarify.resolved")["by"], ran.event("clarify.resolved")["answered"]) == ("interrupt", False)
-    assert ran.final["type"] == "run.cancelled"
+    run = await running.end()
+    assert (run.event("clarify.resolved")["by"], run.event("clarify.resolved")["answered"]) == ("interrupt", False)
+    assert run.final["type"] == "run.cancelled"
     await nothing_left(server)
 
 
@@ -457,17 +457,17 @@ async def test_approval_decides_whether_tool_runs(
     assert asked["kind"] == "memory"
     assert "Likes tea." in asked["subject"]
     assert await running.control("approve", id=asked["approval_id"], choice=choice) == "applied"
-    ran = await running.end()
-    resolved = ran.event("approval.resolved")
+    run = await running.end()
+    resolved = run.event("approval.resolved")
     assert (resolved["approval_id"], resolved["choice"], resolved["by"]) == (asked["approval_id"], choice, "user")
     assert (harness.home.memories / "MEMORY.md").exists() is written
-    assert ran.result["final_response"] == "Done."
+    assert run.result["final_response"] == "Done."
 
 
 async def test_approval_timeout_is_denial(make_harness: MakeHarness, server: ModelServer) -> None:
     harness, running = await remembering(make_harness, server, timeout=0.05)
-    ran = await running.end()
-    assert (ran.event("approval.resolved")["choice"], ran.event("approval.resolved")["by"]) == ("deny", "timeout")
+    run = await running.end()
+    assert (run.event("approval.resolved")["choice"], run.event("approval.resolved")["by"]) == ("deny", "timeout")
     assert not (harness.home.memories / "MEMORY.md").exists()
 
 
@@ -475,8 +475,8 @@ async def test_interrupt_denies_pending_approval(make_harness: MakeHarness, serv
     harness, running = await remembering(make_harness, server)
     await running.wait_for("approval.requested")
     await running.control("interrupt")
-    ran = await running.end()
-    assert (ran.event("approval.resolved")["choice"], ran.event("approval.resolved")["by"]) == ("deny", "interrupt")
+    run = await running.end()
+    assert (run.event("approval.resolved")["choice"], run.event("approval.resolved")["by"]) == ("deny", "interrupt")
     assert not (harness.home.memories / "MEMORY.md").exists()
     await nothing_left(server)
 
@@ -496,8 +496,8 @@ async def test_interrupted_tool_round_has_result_for_every_call(
     running = await harness.begin(harness.spec(server, protocol=protocol, persist=persist))
     await running.wait_for("tool.finished")
     await running.control("interrupt")
-    ran = await running.end()
-    messages = ran.result["messages"]
+    run = await running.end()
+    messages = run.result["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "tool", "assistant"]
     assert [m["tool_call_id"] for m in messages if m["role"] == "tool"] == ["c1", "c2", "c3"]
     assert "tea" in messages[3]["content"]
@@ -520,6 +520,6 @@ async def test_steer_applied_event_names_message_with_steer(harness: Harness, se
     await running.wait_for("tool.finished")
     await running.control("steer", text="only red ones")
     go.set()
-    ran = await running.end()
-    holding = [m["tool_call_id"] for m in ran.result["messages"] if "only red ones" in str(m["content"])]
-    assert [ran.event("steer.applied")["where"]] == holding
+    run = await running.end()
+    holding = [m["tool_call_id"] for m in run.result["messages"] if "only red ones" in str(m["content"])]
+    assert [run.event("steer.applied")["where"]] == holding

@@ -84,7 +84,7 @@ async def test_turns_of_different_sessions_run_concurrently(harness: Harness, se
     runs = [asyncio.create_task(harness.run(server, persist=True)) for _ in range(5)]
     await server.until(lambda: server.open_streams == 5)
     gate.open.set()
-    assert all(ran.result["completed"] for ran in await asyncio.gather(*runs))
+    assert all(run.result["completed"] for run in await asyncio.gather(*runs))
 
 
 async def test_session_queue_timeout_rejects_turn_without_trace(
@@ -184,8 +184,8 @@ async def test_failed_turn_releases_session(harness: Harness, server: ModelServe
     server.script = [Reply(status=403), Reply(text="Fine.")]
     await harness.run(server, session_id=SESSION, persist=True)
     async with asyncio.timeout(SURELY_S):
-        ran = await harness.run(server, "again", session_id=SESSION, persist=True)
-    assert ran.result["completed"] is True
+        run = await harness.run(server, "again", session_id=SESSION, persist=True)
+    assert run.result["completed"] is True
 
 
 async def test_admission_holds_session_until_run_ends(harness: Harness, server: ModelServer, gate: Gate) -> None:
@@ -222,12 +222,12 @@ async def test_runs_max_limits_concurrent_runs(
 @pytest.fixture
 async def twins(harness: Harness) -> AsyncIterator[tuple[Harness, Harness]]:
     """Two engines on one store, as two processes would be."""
-    made = [Harness(harness.home, {}), Harness(harness.home, {})]
-    for async_class in made:
+    harnesses = [Harness(harness.home, {}), Harness(harness.home, {})]
+    for async_class in harnesses:
         async_class.app = App(harness.home, config.load(harness.home))
         async_class.engine = async_class.app.engine
-    yield made[0], made[1]
-    for async_class in made:
+    yield harnesses[0], harnesses[1]
+    for async_class in harnesses:
         await async_class.close()
 
 
@@ -262,8 +262,8 @@ async def test_lost_lease_prevents_further_writes(
     await asyncio.gather(stalled, taking, return_exceptions=True)
     assert taking.result()["completed"] is True
     rows = await two.rows(SESSION)
-    said = [row.content for row in rows if row.role == "assistant" and not row.synthetic]
-    assert said == [taking.result()["final_response"]]
+    contents = [row.content for row in rows if row.role == "assistant" and not row.synthetic]
+    assert contents == [taking.result()["final_response"]]
 
 
 # ---- getting and listing
@@ -271,12 +271,12 @@ async def test_lost_lease_prevents_further_writes(
 
 async def test_list_runs_newest_first_with_filters(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="One."), Reply(status=403), Reply(text="Three.")]
-    made = [
+    runs = [
         await harness.run(server, persist=True, session_id="a", kind="chat"),
         await harness.run(server, persist=True, session_id="b", owner="ada"),
         await harness.run(server, persist=True, session_id="a"),
     ]
-    ids = [ran.spec.run_id for ran in made]
+    ids = [run.spec.run_id for run in runs]
 
     async def listed(**wanted: Any) -> list[str]:
         return [record.spec.run_id for record in await harness.engine.list(**wanted)]
@@ -311,9 +311,9 @@ async def test_drain_timeout_cancels_remaining_runs(harness: Harness, server: Mo
     running = await harness.begin(harness.spec(server, persist=True, on_detach="cancel"))
     await running.wait_for("text.delta")
     await harness.engine.drain(0.05)
-    ran = await running.end()
-    assert (ran.final["type"], ran.final["reason"]) == ("run.cancelled", "server_shutdown")
-    assert (ran.result["error_code"], ran.result["final_response"]) == ("server_shutdown", "Once ")
+    run = await running.end()
+    assert (run.final["type"], run.final["reason"]) == ("run.cancelled", "server_shutdown")
+    assert (run.result["error_code"], run.result["final_response"]) == ("server_shutdown", "Once ")
     await nothing_left(server)
 
 
@@ -396,8 +396,8 @@ async def test_long_turn_renews_lease(
     engine, name = harness.app.store.blocking.engine, f"session:{SESSION}"
 
     def until() -> float:
-        found: float = engine.read(lambda tx: tx.value("SELECT until FROM leases WHERE name = ?", (name,), 0.0))
-        return found
+        expires_at: float = engine.read(lambda tx: tx.value("SELECT until FROM leases WHERE name = ?", (name,), 0.0))
+        return expires_at
 
     await eventually(until)
     began = until()
@@ -423,9 +423,9 @@ async def test_unavailable_store_runs_unpersisted_turn_with_notice(
 ) -> None:
     break_store(harness, monkeypatch)
     server.script = [Reply(text="Done.")]
-    ran = await harness.run(server, persist=True, on_detach="cancel", session_id=SESSION)
-    assert ran.result["final_response"] == "Done."
-    assert ran.event("notice")["code"] == "store_unavailable"
+    run = await harness.run(server, persist=True, on_detach="cancel", session_id=SESSION)
+    assert run.result["final_response"] == "Done."
+    assert run.event("notice")["code"] == "store_unavailable"
 
 
 async def test_unavailable_store_rejects_persisted_turn(

@@ -57,8 +57,8 @@ async def read(harness: Harness, run_id: str, within: float = SURELY_S) -> list[
 async def outcome(live: LiveRun) -> Any:
     """The result of a run, or the exception it ended with."""
     assert live.task is not None
-    (got,) = await asyncio.gather(live.task, return_exceptions=True)
-    return got
+    (result,) = await asyncio.gather(live.task, return_exceptions=True)
+    return result
 
 
 async def shape(harness: Harness, session_id: str = SESSION) -> list[tuple[str, str]]:
@@ -102,8 +102,8 @@ async def test_shutdown_records_end_despite_stubborn_tool(
     await running.wait_for("tool.started")
     async with asyncio.timeout(SURELY_S):
         await harness.engine.drain(0)
-    ran = await running.end()
-    assert (ran.final["type"], ran.final["reason"]) == ("run.cancelled", "server_shutdown")
+    run = await running.end()
+    assert (run.final["type"], run.final["reason"]) == ("run.cancelled", "server_shutdown")
     assert await shape(harness) == [("user", ""), ("assistant", "c1"), ("tool", "c1"), ("assistant", "")]
 
 
@@ -194,12 +194,12 @@ async def test_concurrent_duplicate_control_is_applied_once(
     running = await harness.begin(harness.spec(server, persist=True))
     await running.wait_for("model.started")
     steer = Control("steer", {"text": "and tea"}, control_id="ctl_1")
-    told = await asyncio.gather(*(harness.engine.control(running.run_id, steer) for _ in range(3)))
+    results = await asyncio.gather(*(harness.engine.control(running.run_id, steer) for _ in range(3)))
     gate.open.set()
-    ran = await running.end()
-    assert told == ["applied"] * 3
-    assert ran.event("control.received")["control_id"] == "ctl_1"
-    assert ran.result["pending_steer"] == "and tea"
+    run = await running.end()
+    assert results == ["applied"] * 3
+    assert run.event("control.received")["control_id"] == "ctl_1"
+    assert run.result["pending_steer"] == "and tea"
 
 
 # ---- faults while a turn is opened
@@ -216,10 +216,10 @@ MALFORMED: dict[str, Json] = {
 async def test_malformed_request_fails_run_and_keeps_user_message(
     harness: Harness, server: ModelServer, fault: str
 ) -> None:
-    ran = await harness.run(server, persist=True, session_id=SESSION, **{"message": "look", **MALFORMED[fault]})
-    assert ran.final["type"] == "run.failed"
-    assert ran.final["error"]
-    assert (ran.result["failed"], ran.result["final_response"]) == (True, "")
+    run = await harness.run(server, persist=True, session_id=SESSION, **{"message": "look", **MALFORMED[fault]})
+    assert run.final["type"] == "run.failed"
+    assert run.final["error"]
+    assert (run.result["failed"], run.result["final_response"]) == (True, "")
     assert server.requests == []
     rows = await harness.rows(SESSION)
     assert [(row.role, row.synthetic) for row in rows] == [("user", False), ("assistant", True)]
@@ -229,8 +229,8 @@ async def test_malformed_request_fails_run_and_keeps_user_message(
 async def test_session_continues_after_malformed_request(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     await harness.run(server, [{"type": "file", "file": {"name": "x"}}], persist=True, session_id=SESSION)
-    ran = await harness.run(server, "again", persist=True, session_id=SESSION)
-    assert ran.result["final_response"] == "Done."
+    run = await harness.run(server, "again", persist=True, session_id=SESSION)
+    assert run.result["final_response"] == "Done."
     assert [role for role, _ in sent(server.requests[-1])] == ["user", "assistant", "user"]
 
 
@@ -242,8 +242,8 @@ async def test_unreadable_memory_does_not_prevent_answer(harness: Harness, serve
 
 async def test_client_tool_in_chat_completions_envelope(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(tool_calls=[Call("ring", id="c1")])]
-    ran = await harness.run(server, client_tools=({"type": "function", "function": {"name": "ring"}},))
-    assert [call["id"] for call in ran.result["pending_calls"]] == ["c1"]
+    run = await harness.run(server, client_tools=({"type": "function", "function": {"name": "ring"}},))
+    assert [call["id"] for call in run.result["pending_calls"]] == ["c1"]
 
 
 # ---- defects
@@ -274,8 +274,8 @@ async def test_crash_in_agent_loop_leaves_complete_transcript_and_one_end(
     assert "a defect" not in events[-1]["error"]
     assert await shape(harness) == wanted
     server.script = [Reply(text="Fine.")]
-    ran = await harness.run(server, "again", persist=True, session_id=SESSION)
-    assert ran.result["final_response"] == "Fine."
+    run = await harness.run(server, "again", persist=True, session_id=SESSION)
+    assert run.result["final_response"] == "Fine."
     assert [role for role, _ in sent(server.requests[-1])] == [*(role for role, _ in wanted), "user"]
 
 
@@ -292,18 +292,18 @@ async def free(harness: Harness, session_id: str) -> None:
 async def test_cancellation_during_lease_acquire_releases_session(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, original = asyncio.Event(), AsyncStore.begin
+    acquired, original = asyncio.Event(), AsyncStore.begin
 
     async def slowly(store: AsyncStore, *args: Any, **fields: Any) -> OpenedSession | None:
-        begun = await original(store, *args, **fields)
-        taken.set()
+        result = await original(store, *args, **fields)
+        acquired.set()
         await asyncio.sleep(0.02)
-        return begun
+        return result
 
     with monkeypatch.context() as slow:
         slow.setattr(AsyncStore, "begin", lambda *args, **fields: asyncio.ensure_future(slowly(*args, **fields)))
         admitting = asyncio.create_task(harness.engine.admit(harness.spec(server, persist=True, session_id=SESSION)))
-        await taken.wait()
+        await acquired.wait()
         admitting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await admitting

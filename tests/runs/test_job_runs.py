@@ -42,9 +42,9 @@ def prompts(plan: Plan, at: int = -1) -> list[str]:
 async def test_job_script_runs_first_and_its_output_is_model_input(plan: Plan) -> None:
     job = await plan.add("every 1h", script="echo 3 new mails; echo >&2 one warning")
     done = await run_job(plan, job)
-    prompt, told = prompts(plan)
+    prompt, result_text = prompts(plan)
     assert prompt == "Say hi."
-    assert "without an error" in told and "File script-output.txt:\n3 new mails\none warning" in told
+    assert "without an error" in result_text and "File script-output.txt:\n3 new mails\none warning" in result_text
     assert (done.event("tool.started")["name"], done.event("tool.finished")["status"]) == ("terminal", "ok")
     assert done.event("notice")["level"] == "info"
     rows = await plan.harness.rows(done.spec.session_id)
@@ -52,7 +52,7 @@ async def test_job_script_runs_first_and_its_output_is_model_input(plan: Plan) -
 
 
 @pytest.mark.parametrize(
-    ("script", "settings", "words"),
+    ("script", "settings", "message"),
     [
         ("echo half; exit 3", {}, "exit code 3"),
         ("sleep 1000", {"terminal": {"backend": "local", "timeout": 1}}, "took longer than 1 s"),
@@ -64,19 +64,19 @@ async def test_job_script_runs_first_and_its_output_is_model_input(plan: Plan) -
     ],
 )
 async def test_failing_job_script_is_reported_and_recorded(
-    make_harness: MakeHarness, server: ModelServer, script: str, settings: Any, words: str
+    make_harness: MakeHarness, server: ModelServer, script: str, settings: Any, message: str
 ) -> None:
     server.script = [Reply(text="Noted.")]
     plan = plan_of(make_harness, server, **settings)
     done = await run_job(plan, await plan.add("every 1h", script=script))
     assert done.final["type"] == "run.completed"
     notice = done.event("notice")
-    told = prompts(plan)[1]
-    assert "It failed" in told and notice["level"] == "warn"
+    prompt = prompts(plan)[1]
+    assert "It failed" in prompt and notice["level"] == "warn"
     ended = "".join(event["status"] for event in done.events_of("tool.finished"))
-    assert words in f"{told} {ended}"
+    assert message in f"{prompt} {ended}"
     assert not (plan.harness.home.workspace / "made").exists()
-    assert ("half" in told) is (script.startswith("echo half"))
+    assert ("half" in prompt) is (script.startswith("echo half"))
 
 
 async def test_job_script_needs_allowed_terminal_toolset(plan: Plan) -> None:
@@ -161,8 +161,8 @@ async def test_job_script_cut_off_by_restart_is_not_repeated(
     server.script = [Reply(text="Noted.")]
     spec = spec_of(await plan.add("every 1h", script="echo again >> made; sleep 1000"), NOW)
     running = await plan.harness.begin(spec)
-    made = plan.harness.home.workspace / "made"
-    await running.until(lambda events: made.exists() or any(e["type"] == "tool.started" for e in events))
+    marker_file = plan.harness.home.workspace / "made"
+    await running.until(lambda events: marker_file.exists() or any(e["type"] == "tool.started" for e in events))
     await plan.harness.close()
     again = plan_of(make_harness, server)
     again.server.script = [Reply(text="Noted.")]
@@ -172,4 +172,4 @@ async def test_job_script_cut_off_by_restart_is_not_repeated(
     assert record.state.status == "completed"
     assert "its output is lost" in prompts(again)[-1]
     assert text_of((await again.harness.rows(spec.session_id))[-1].content) == "Noted."
-    assert not made.exists() or made.read_text() == "again\n"
+    assert not marker_file.exists() or marker_file.read_text() == "again\n"

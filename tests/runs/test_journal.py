@@ -64,10 +64,10 @@ class LogWriter:
 
 @pytest.fixture
 async def log_writer(tmp_path: Path) -> AsyncIterator[LogWriter]:
-    made = await LogWriter(tmp_path / "journal").begin()
-    yield made
-    await made.log.close(made.writer)
-    made.log.shut()
+    log_writer = await LogWriter(tmp_path / "journal").begin()
+    yield log_writer
+    await log_writer.log.close(log_writer.writer)
+    log_writer.log.shut()
 
 
 async def test_reader_is_used_by_many_threads(log_writer: LogWriter, request: pytest.FixtureRequest) -> None:
@@ -85,10 +85,10 @@ async def test_reader_is_used_by_many_threads(log_writer: LogWriter, request: py
 
 
 async def test_delta_is_journalled_before_delivery(log_writer: LogWriter) -> None:
-    found: list[tuple[str, dict[str, str]]] = []
+    texts: list[tuple[str, dict[str, str]]] = []
 
     def sink(event: Event) -> bool:
-        found.append((event.data.get("text", ""), log_writer.journalled()))
+        texts.append((event.data.get("text", ""), log_writer.journalled()))
         return True
 
     reader = asyncio.create_task(anext(log_writer.log.batches(log_writer.spec.run_id, log_writer.runs, 1, sink)))
@@ -101,7 +101,7 @@ async def test_delta_is_journalled_before_delivery(log_writer: LogWriter) -> Non
     await asyncio.sleep(0.01)
     reader.cancel()
     whole = {"m1": "Hällo \U0001f600!", "m1:reasoning": "hm"}
-    assert found == [
+    assert texts == [
         ("Hällo", {"m1": "Hällo"}),
         (" \U0001f600", {"m1": "Hällo \U0001f600"}),
         ("!", {"m1": "Hällo \U0001f600!"}),
@@ -250,30 +250,30 @@ async def test_completed_message_in_journal_is_not_restored_as_open(log_writer: 
 
 
 async def test_answer_write_amplification_is_at_most_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = LogWriter(tmp_path / "journal", tmp_path / "state.db")
-    await made.begin()
+    log_writer = LogWriter(tmp_path / "journal", tmp_path / "state.db")
+    await log_writer.begin()
     log = tmp_path / "state.db-wal"
     before = log.stat().st_size
     journaled: list[int] = []
     write = os.write
     monkeypatch.setattr(journal_module.os, "write", lambda fd, data: (journaled.append(len(data)), write(fd, data))[1])
     for number in range(60_000):
-        made.writer.text("m1", f"{number % 1000:3} ")
+        log_writer.writer.text("m1", f"{number % 1000:3} ")
         if number % 2:  # two tokens in a tick of the loop
             await asyncio.sleep(0)
-    await made.complete("m1")
+    await log_writer.complete("m1")
     written = sum(journaled) + log.stat().st_size - before
-    await made.log.close(made.writer)
-    made.log.shut()
-    made.store.close()
+    await log_writer.log.close(log_writer.writer)
+    log_writer.log.shut()
+    log_writer.store.close()
     assert written < 3 * 60_000 * 4
 
 
 async def test_journal_being_moved_by_other_process_is_waited_for(tmp_path: Path) -> None:
     """Another run of the same file must not continue before its tail is in the database."""
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    path = tmp_path / f"{gone.pid}-0.tail"
+    dead_process = subprocess.Popen(["true"])
+    dead_process.wait()
+    path = tmp_path / f"{dead_process.pid}-0.tail"
     path.touch()
     with path.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -283,5 +283,5 @@ async def test_journal_being_moved_by_other_process_is_waited_for(tmp_path: Path
             while not any("->" in line and waits in line for line in Path("/proc/locks").read_text().splitlines()):
                 assert not waiting.done()
                 await asyncio.sleep(0.005)
-    [found] = await waiting
-    found.close()
+    [journal] = await waiting
+    journal.close()

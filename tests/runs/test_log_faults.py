@@ -100,9 +100,9 @@ class LogWriter:
 
 @pytest.fixture
 async def log_writer() -> AsyncIterator[LogWriter]:
-    made = await LogWriter().begin()
-    yield made
-    await made.log.close(made.writer)
+    log_writer = await LogWriter().begin()
+    yield log_writer
+    await log_writer.log.close(log_writer.writer)
 
 
 # ---- a store that takes its time
@@ -367,11 +367,11 @@ async def test_control_during_final_store_write_is_rejected(
     control = asyncio.create_task(harness.engine.control(running.run_id, Control(kind, {"text": "and tea"})))
     await idle()
     held.go.set()
-    ran = await running.end()
+    run = await running.end()
     assert await control == "not_active"
-    assert ran.result["completed"] is True
-    assert (ran.final["type"], ran.result["pending_steer"]) == ("run.completed", None)
-    assert "control.received" not in ran.types
+    assert run.result["completed"] is True
+    assert (run.final["type"], run.result["pending_steer"]) == ("run.completed", None)
+    assert "control.received" not in run.types
 
 
 async def test_reader_joining_during_final_store_write_reads_to_end(
@@ -384,8 +384,8 @@ async def test_reader_joining_during_final_store_write_reads_to_end(
     late = following(harness, running.run_id)
     await idle()
     held.go.set()
-    ran = await running.end()
-    assert await settled(late) == ran.events
+    run = await running.end()
+    assert await settled(late) == run.events
 
 
 async def test_every_accepted_steer_is_applied_or_returned(
@@ -402,23 +402,23 @@ async def test_every_accepted_steer_is_applied_or_returned(
     server.repeat, server.script = True, [Reply(text="Done.", continues=False)]
     for _ in range(20):
         running = await harness.begin(harness.spec(server, persist=True))
-        told: dict[str, str] = {}
+        answers: dict[str, str] = {}
 
-        async def insist(name: str, running: Any = running, told: dict[str, str] = told) -> None:
+        async def insist(name: str, running: Any = running, results: dict[str, str] = answers) -> None:
             number = 0
-            while "not_active" not in told.values():
+            while "not_active" not in results.values():
                 number += 1
-                told[f"{name}{number}"] = await running.control("steer", text=f"{name}{number}")
+                results[f"{name}{number}"] = await running.control("steer", text=f"{name}{number}")
                 await asyncio.sleep(0)
 
         await running.wait_for("model.started")
         async with asyncio.timeout(30):
             await asyncio.gather(*(insist(name) for name in "abc"))
-        ran = await running.end()
-        taken = {text for text, answer in told.items() if answer == "applied"}
-        assert set(told.values()) <= {"applied", "not_active"}
-        assert set((ran.result["pending_steer"] or "").split()) == taken
-        assert set((ran.final["pending_steer"] or "").split()) == taken
+        run = await running.end()
+        applied = {text for text, answer in answers.items() if answer == "applied"}
+        assert set(answers.values()) <= {"applied", "not_active"}
+        assert set((run.result["pending_steer"] or "").split()) == applied
+        assert set((run.final["pending_steer"] or "").split()) == applied
 
 
 async def test_subscribe_from_last_seq_ends_while_run_is_released(
@@ -453,10 +453,10 @@ class Thief:
         original = AsyncStore.begin
 
         async def begin(store: AsyncStore, *args: Any, **fields: Any) -> OpenedSession | None:
-            begun = await original(store, *args, **fields)
-            if begun is not None:
-                self._held[f"session:{begun.session_id}"] = (store.leases, begun.token)
-            return begun
+            result = await original(store, *args, **fields)
+            if result is not None:
+                self._held[f"session:{result.session_id}"] = (store.leases, result.token)
+            return result
 
         patch.setattr(AsyncStore, "begin", begin)
         patch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
@@ -542,5 +542,5 @@ async def test_session_is_released_after_store_failure(
     with monkeypatch.context() as breaking:
         breaking.setattr(AsyncRuns, "append", broken)
         await settled(first.task)
-    ran = await harness.run(server, persist=True, session_id=SESSION)
-    assert ran.result["completed"] is True
+    run = await harness.run(server, persist=True, session_id=SESSION)
+    assert run.result["completed"] is True

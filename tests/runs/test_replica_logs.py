@@ -76,9 +76,9 @@ async def two(
     """Two replicas on one database; their journals are in one folder, or each has its own."""
     store, namespace = Store(tmp_path / "state.db"), f"t{random_hex(6)}"
     folders = [tmp_path / "journal", tmp_path / ("journal" if request.param == "shared" else "other")]
-    found = [await Replica(nats.url, namespace, folder, store).start() for folder in folders]
-    yield found[0], found[1]
-    for replica in found:
+    replicas = [await Replica(nats.url, namespace, folder, store).start() for folder in folders]
+    yield replicas[0], replicas[1]
+    for replica in replicas:
         await replica.stop()
     store.close()
 
@@ -292,19 +292,19 @@ async def test_reader_misses_no_event_committed_while_it_reads_the_store(
     writer = await one.write(spec)
     writer.text("m1", "a ")
     await one.sent()
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
     partials = stored_runs._partials
 
     def held_partials(*args: Any) -> list[Partial]:
         """The first call waits; the events have been read by then."""
-        if not begun.is_set():
-            begun.set()
+        if not started.is_set():
+            started.set()
             go_on.wait(SURELY_S)
         return partials(*args)
 
     monkeypatch.setattr(stored_runs, "_partials", held_partials)
     reading = [asyncio.create_task(other.read(spec.run_id, seen))]
-    await eventually(begun.is_set)
+    await eventually(started.is_set)
     await writer.emit("notice", level="warn", code="a", message="m")
     writer.text("m1", "b ")
     await one.sent()

@@ -189,19 +189,19 @@ async def test_resume_after_power_loss_reuses_no_sequence_numbers(
     assert (events[at]["item_id"], events[at]["offset"]) == (MESSAGE, 9)
     record = await harness.engine.get(left.spec.run_id)
     assert record is not None
-    told = RunRenderer(record, str, names=False, reasoning=False).feed(log).decode()
-    frames = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
+    text = RunRenderer(record, str, names=False, reasoning=False).feed(log).decode()
+    frames = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     [warning] = [frame for frame in frames if frame.get("code") == "resumed"]
     assert warning["cut"] == {MESSAGE: 9}
 
 
 async def going_on(harness: Harness, server: ModelServer, verbatim: bool) -> Left:
     """A run that goes on with the last message of its session."""
-    said = [{"role": "user", "content": "a story"}, {"role": "assistant", "content": "Once upon a "}]
+    messages = [{"role": "user", "content": "a story"}, {"role": "assistant", "content": "Once upon a "}]
     await harness.app.store.sessions.create_session(SESSION, "api_server")
-    for message in said:
+    for message in messages:
         await harness.app.store.sessions.append_message(SESSION, message["role"], message["content"])
-    brought = {"history": said, "base_id": SESSION, "verbatim": True} if verbatim else {}
+    brought = {"history": messages, "base_id": SESSION, "verbatim": True} if verbatim else {}
     left = Left(harness, server, continues=True, toolsets=frozenset({"x"}), **brought)
     left.spec = left.spec.replace(user_message="")
     await harness.app.store.runs.create(left.spec)
@@ -224,21 +224,21 @@ async def test_resume_of_resumed_message(harness: Harness, server: ModelServer, 
 async def test_resume_runs_tool_calls_of_continued_message(
     harness: Harness, server: ModelServer, verbatim: bool
 ) -> None:
-    made: list[str] = []
-    harness.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
+    call_ids: list[str] = []
+    harness.offer(tool("act", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="The end.")]
     left = await going_on(harness, server, verbatim)
     await left.say("time.", calls=[Call("act", {"a": "1"}, id="c1")], continues=True)
     await left.taken_up()
-    assert made == ["c1"]
+    assert call_ids == ["c1"]
     assert sent(server.requests[0])[:2] == [("user", "a story"), ("assistant", "Once upon a time.")]
-    told = [
+    expected = [
         ("user", "a story"),
         ("assistant", "Once upon a time."),
         ("tool", '{"ok": true}'),
         ("assistant", "The end."),
     ]
-    assert await rows_of(harness) == told
+    assert await rows_of(harness) == expected
 
 
 async def test_resume_repeats_empty_model_call(harness: Harness, server: ModelServer) -> None:
@@ -259,48 +259,48 @@ async def test_resume_only_closes_completed_answer(harness: Harness, server: Mod
 
 
 async def test_resume_runs_unstarted_tool_calls(harness: Harness, server: ModelServer) -> None:
-    made: list[str] = []
-    harness.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
+    call_ids: list[str] = []
+    harness.offer(tool("act", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="Done.")]
     left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {"a": "1"}, id="c1"), Call("act", {"a": "2"}, id="c2")])
     await left.start(Call("act", {}, id="c1"), "effect")
     await left.finish(Call("act", {}, id="c1"), '{"ok": true}')
     events = await left.taken_up()
-    assert made == ["c2"], "a finished call was made again"
+    assert call_ids == ["c2"], "a finished call was made again"
     assert [e["repeated"] for e in of(events, "tool.finished") if "repeated" in e] == [False]
     assert [content for role, content in await rows_of(harness) if role == "tool"] == ['{"ok": true}'] * 2
 
 
 @pytest.mark.parametrize("effect", ["read", "idempotent"])
 async def test_resume_repeats_read_only_tool_call(harness: Harness, server: ModelServer, effect: str) -> None:
-    made: list[str] = []
+    call_ids: list[str] = []
     marks = reading(effect=effect)
-    harness.offer(tool("look", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}, **marks))
+    harness.offer(tool("look", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}, **marks))
     server.script = [Reply(text="Done.")]
     left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("look", {}, id="c1")])
     await left.start(Call("look", {}, id="c1"), effect)
     events = await left.taken_up()
-    assert made == ["c1"]
+    assert call_ids == ["c1"]
     assert of(events, "run.resumed")[0]["repeated"] == ["c1"]
     assert of(events, "tool.finished")[0]["repeated"] is True
 
 
 async def test_resume_reports_tool_call_with_effects_as_unknown(harness: Harness, server: ModelServer) -> None:
-    made: list[str] = []
-    harness.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}))
+    call_ids: list[str] = []
+    harness.offer(tool("act", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="I checked.")]
     left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "effect")
     await left.leave_text("half of it", "c1/stdout", "tool", "stdout")
     events = await left.taken_up()
-    assert made == []
+    assert call_ids == []
     assert of(events, "run.resumed")[0]["unknown"] == ["c1"]
     assert of(events, "tool.finished")[0]["status"] == "unknown"
-    told = json.loads((await rows_of(harness))[-2][1])
-    assert (told["status"], told["outcome"], told["output_so_far"]) == ("interrupted", "unknown", "half of it")
+    payload = json.loads((await rows_of(harness))[-2][1])
+    assert (payload["status"], payload["outcome"], payload["output_so_far"]) == ("interrupted", "unknown", "half of it")
     again = [event.type async for event in harness.engine.subscribe(left.spec.run_id)]
     assert "tool.output" not in again
 
@@ -312,20 +312,20 @@ async def test_resume_reports_tool_call_with_effects_as_unknown(harness: Harness
 async def test_resume_asks_tool_with_reconcile(
     harness: Harness, server: ModelServer, known: str, calls: int, status: str, repeated: bool
 ) -> None:
-    made: list[str] = []
+    call_ids: list[str] = []
     asked: list[str] = []
 
     async def reconcile(ctx: ToolContext, args: Any, started: Any) -> Any:
         asked.append(started["call_id"])
         return known
 
-    harness.offer(tool("act", lambda ctx, args: made.append(ctx.call_id) or {"ok": True}, reconcile=reconcile))
+    harness.offer(tool("act", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}, reconcile=reconcile))
     server.script = [Reply(text="Done.")]
     left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "effect")
     events = await left.taken_up()
-    assert (asked, len(made)) == (["c1"], calls)
+    assert (asked, len(call_ids)) == (["c1"], calls)
     [finished] = of(events, "tool.finished")
     assert (finished["status"], finished["repeated"]) == (status, repeated)
 
@@ -437,8 +437,8 @@ async def test_resume_applies_recorded_answer(harness: Harness, server: ModelSer
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "read")
     await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
-    said = {"control_id": "x", "control": "approve", "data": {"id": "apr_1", "choice": "once"}}
-    await left.add(left.event("control.received", **said, by="user", surface="http"))
+    data = {"control_id": "x", "control": "approve", "data": {"id": "apr_1", "choice": "once"}}
+    await left.add(left.event("control.received", **data, by="user", surface="http"))
     await left.taken_up()
     assert granted == [True]
 
@@ -540,8 +540,10 @@ async def test_resume_requeues_queued_run(harness: Harness, server: ModelServer)
     await harness.app.store.runs.create(left.spec)
     await left.add(left.event("run.queued", session_id=SESSION, source="api_server", position=0))
     assert await harness.engine.resume_all() == [], "its process is alive and waits with it"
-    gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
-    await harness.app.store.sessions.engine.submit_write(lambda tx: tx.execute("UPDATE runs SET holder = ?", (gone,)))
+    dead_holder = f"{os.uname().nodename}:{2**22 + 1}:1.00"
+    await harness.app.store.sessions.engine.submit_write(
+        lambda tx: tx.execute("UPDATE runs SET holder = ?", (dead_holder,))
+    )
     events = await left.taken_up()
     assert events[-1]["type"] == "run.completed" and of(events, "run.resumed") == []
 
@@ -551,9 +553,11 @@ async def test_resume_queues_unstarted_run_behind_session_holder(harness: Harnes
     other = await harness.begin(harness.spec(server, persist=True, session_id=SESSION))
     left = Left(harness, server)
     await harness.app.store.runs.create(left.spec)
-    gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
-    made = "UPDATE runs SET holder = ? WHERE run_id = ?"
-    await harness.app.store.sessions.engine.submit_write(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
+    dead_holder = f"{os.uname().nodename}:{2**22 + 1}:1.00"
+    statement = "UPDATE runs SET holder = ? WHERE run_id = ?"
+    await harness.app.store.sessions.engine.submit_write(
+        lambda tx: tx.execute(statement, (dead_holder, left.spec.run_id))
+    )
     assert await harness.engine.resume_all() == [left.spec.run_id]
     await other.control("cancel")
     events = await left.log()
@@ -616,8 +620,8 @@ async def test_resume_skips_run_with_leased_session(harness: Harness, server: Mo
 async def test_next_turn_waits_for_resumed_run(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="First."), Reply(text="Second.")]
     left = await Left(harness, server).begin()
-    ran = await harness.run(server, "and now?", persist=True, session_id=SESSION)
-    assert ran.result["completed"] is True
+    run = await harness.run(server, "and now?", persist=True, session_id=SESSION)
+    assert run.result["completed"] is True
     texts = [content for _, content in await rows_of(harness)]
     assert texts == ["do it", "First.", "and now?", "Second."]
     assert (await left.log())[-1]["type"] == "run.completed"
@@ -686,16 +690,16 @@ async def test_kill_at_any_moment_leaves_resumable_run(
     (home_folder / "config.yaml").write_text("auxiliary: {title_generation: {enabled: false}}\n")
     counted = tmp_path / "counted"
     counted.touch()
-    words = [sys.executable, "-c", PROGRAM, str(home_folder), server.url, str(counted)]
-    first = subprocess.Popen([*words, "run_killed"])
+    command = [sys.executable, "-c", PROGRAM, str(home_folder), server.url, str(counted)]
+    first = subprocess.Popen([*command, "run_killed"])
     while not server.requests:
         await asyncio.sleep(0.005)
     await asyncio.sleep(after_s)
     first.send_signal(signal.SIGKILL)
     await asyncio.to_thread(first.wait)
-    second = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE)
-    _, said = await asyncio.wait_for(second.communicate(), 2 * SURELY_S)
-    assert second.returncode == 0, said.decode()
+    second = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, stderr = await asyncio.wait_for(second.communicate(), 2 * SURELY_S)
+    assert second.returncode == 0, stderr.decode()
     harness = Harness(Home(home_folder), {})
     try:
         events = [event.as_dict() async for event in harness.engine.subscribe("run_killed")]
@@ -704,8 +708,8 @@ async def test_kill_at_any_moment_leaves_resumable_run(
         await harness.close()
     check_laws(events)
     assert events[-1]["type"] == "run.completed"
-    made = counted.read_text().split()
-    assert len(made) == len(set(made)), "a call with effects was made twice"
+    calls = counted.read_text().split()
+    assert len(calls) == len(set(calls)), "a call with effects was made twice"
     statuses = {e["call_id"]: e["status"] for e in events if e["type"] == "tool.finished"}
     assert set(statuses) == {"c0", "c1", "c2"} and set(statuses.values()) <= {"ok", "unknown"}
     assert [row.role for row in rows] == ["user", *["assistant", "tool"] * 3, "assistant"]
@@ -750,9 +754,11 @@ async def test_concurrent_readers_resume_run_once(
     await harness.engine.resume_all()
     left, runs = Left(harness, server), harness.app.store.runs
     await runs.create(left.spec)
-    made = "UPDATE runs SET holder = ?, created_at = created_at - 60 WHERE run_id = ?"
-    gone = f"{os.uname().nodename}:{2**22 + 1}:1.00"
-    await harness.app.store.sessions.engine.submit_write(lambda tx: tx.execute(made, (gone, left.spec.run_id)))
+    statement = "UPDATE runs SET holder = ?, created_at = created_at - 60 WHERE run_id = ?"
+    dead_holder = f"{os.uname().nodename}:{2**22 + 1}:1.00"
+    await harness.app.store.sessions.engine.submit_write(
+        lambda tx: tx.execute(statement, (dead_holder, left.spec.run_id))
+    )
     durable, at_work, go_on = runs.durable, asyncio.Event(), asyncio.Event()
 
     async def slowly(run_id: str) -> Any:
@@ -773,8 +779,8 @@ async def test_concurrent_readers_resume_run_once(
 
 
 async def test_startup_removes_leases_of_dead_processes(harness: Harness) -> None:
-    store, gone = harness.app.store, f"{os.uname().nodename}:{2**22 + 1}:1.00"
-    await store.leases.acquire("session:of-a-dead-process", gone, 60.0)
+    store, dead_holder = harness.app.store, f"{os.uname().nodename}:{2**22 + 1}:1.00"
+    await store.leases.acquire("session:of-a-dead-process", dead_holder, 60.0)
     await store.leases.acquire("session:of-another-host", "elsewhere:1:1.00", 60.0)
     harness.app.serve()
     async with asyncio.timeout(SURELY_S):
@@ -796,5 +802,5 @@ async def test_stored_control_of_other_process_is_applied(
     running = await harness.begin(harness.spec(server, persist=True, session_id=SESSION))
     await running.wait_for("text.delta")
     assert await harness.app.store.runs.add_control(running.run_id, Control("cancel", {"reason": "stop"}))
-    ran = await running.end()
-    assert ran.final["type"] == "run.cancelled"
+    run = await running.end()
+    assert run.final["type"] == "run.cancelled"

@@ -54,9 +54,9 @@ async def finished(harness: Harness, server: ModelServer, protocol: Protocol = "
     talkative(harness)
     server.script = rich_script()
     spec = harness.spec(server, protocol=protocol, persist=True)
-    ran = await harness.carry_out(spec)
-    assert {"reasoning.delta", "tool.output", "tool.drafted", "text.delta"} <= set(ran.types)
-    return spec.run_id, ran.events
+    run = await harness.carry_out(spec)
+    assert {"reasoning.delta", "tool.output", "tool.drafted", "text.delta"} <= set(run.types)
+    return spec.run_id, run.events
 
 
 # ---- many readers
@@ -82,9 +82,9 @@ async def test_late_subscriber_sees_all_events(harness: Harness, server: ModelSe
     running = await harness.begin(harness.spec(server, persist=True))
     await running.wait_for(moment)
     late = await read(harness, running.run_id)
-    ran = await running.end()
-    assert durable_events(late) == durable_events(ran.events)
-    assert {event["seq"] for event in late} <= {event["seq"] for event in ran.events}
+    run = await running.end()
+    assert durable_events(late) == durable_events(run.events)
+    assert {event["seq"] for event in late} <= {event["seq"] for event in run.events}
     check_laws(late)
 
 
@@ -95,11 +95,11 @@ async def test_subscriber_can_join_mid_message_and_resume_from_any_seq(harness: 
     for count in range(2, 9):
         events = await running.until(lambda seen, n=count: len(seen) >= n and list(seen))
         readers.append(asyncio.create_task(read(harness, running.run_id, events[-1]["seq"])))
-    ran = await running.end()
+    run = await running.end()
     for reader in readers:
         seen = await reader
-        assert seen == [event for event in ran.events if event["seq"] >= seen[0]["seq"]]
-        assert seen[0]["seq"] == next(e["seq"] for e in ran.events if e["seq"] >= seen[0]["seq"])
+        assert seen == [event for event in run.events if event["seq"] >= seen[0]["seq"]]
+        assert seen[0]["seq"] == next(e["seq"] for e in run.events if e["seq"] >= seen[0]["seq"])
 
 
 @each_protocol
@@ -113,9 +113,9 @@ async def test_replay_from_every_seq_is_identical(harness: Harness, server: Mode
 async def test_subscribe_from_last_seq_of_ended_run_ends_immediately(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     spec = harness.spec(server, persist=True)
-    ran = await harness.carry_out(spec)
+    run = await harness.carry_out(spec)
     async with asyncio.timeout(SURELY_S):
-        assert [event async for event in harness.engine.subscribe(spec.run_id, ran.final["seq"])] == []
+        assert [event async for event in harness.engine.subscribe(spec.run_id, run.final["seq"])] == []
 
 
 async def test_text_rebuilt_from_any_seq_is_complete(harness: Harness, server: ModelServer) -> None:
@@ -157,10 +157,10 @@ async def test_tool_output_of_running_call_is_replayed(harness: Harness, server:
     await running.wait_for("tool.output")
     await eventually(lambda: any(event["type"] == "tool.output" for event in late))
     go_on.set()
-    ran = await running.end()
+    run = await running.end()
     async with asyncio.timeout(SURELY_S):
         await reading
-    assert [e for e in late if e["type"] == "tool.output"] == ran.events_of("tool.output")
+    assert [e for e in late if e["type"] == "tool.output"] == run.events_of("tool.output")
 
 
 # ---- slow readers
@@ -234,8 +234,8 @@ async def test_leaving_subscriber_does_not_affect_others(harness: Harness, serve
     for _ in range(4):
         await anext(leaving)
     await leaving.aclose()  # type: ignore[attr-defined]
-    ran = await running.end()
-    assert ran.text().endswith("日本語")
+    run = await running.end()
+    assert run.text().endswith("日本語")
 
 
 # ---- runs that keep nothing
@@ -353,9 +353,9 @@ async def test_delivered_text_is_in_journal(harness: Harness, server: ModelServe
 async def test_message_text_is_stored_once(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text=["a unique ", "needle"], reasoning="a hidden pin")]
     spec = harness.spec(server, persist=True)
-    ran = await harness.carry_out(spec)
-    durable = [event for event in ran.events if event["type"] not in VOLATILE]
+    run = await harness.carry_out(spec)
+    durable = [event for event in run.events if event["type"] not in VOLATILE]
     assert "needle" not in str(durable)
     assert "pin" not in str(durable)
-    assert ran.event("message.completed")["cuts"]
-    assert ran.event("reasoning.completed")["cuts"]
+    assert run.event("message.completed")["cuts"]
+    assert run.event("reasoning.completed")["cuts"]

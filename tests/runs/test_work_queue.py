@@ -109,8 +109,8 @@ async def test_fewest_running_owner_is_next_and_busy_session_waits(harness: Harn
     for at, (run_id, owner, session_id) in enumerate(rows):
         await queued(harness, RunSpec("x", run_id=run_id, owner=owner, session_id=session_id, **spec), "", 100 - at)
     assert await leases.acquire("session:s4", OTHER, 30) is not None
-    taken = [record.spec.run_id if (record := await runs.take_queued()) else None for _ in range(5)]
-    assert taken == ["a1", "b2", "a2", "a3", None]
+    run_ids = [record.spec.run_id if (record := await runs.take_queued()) else None for _ in range(5)]
+    assert run_ids == ["a1", "b2", "a2", "a3", None]
     assert await runs.any_queued() and await runs.queued(time.time()) == ["b1"]
     record = await runs.get("a1")
     assert record is not None and record.holder == this_process()
@@ -184,17 +184,17 @@ async def test_run_that_is_taken_up_anew_stays_while_its_former_start_is_forgott
     """As when two replicas are asked for a run under one key, and the one that was late gets it from the queue."""
     lifecycle, engine = harness.app.engine.lifecycle, harness.app.engine
     spec = RunSpec("x", session_id="s", persist=True)
-    late, taken = lifecycle.make_live(spec), list[LiveRun]()
+    late, live_runs = lifecycle.make_live(spec), list[LiveRun]()
     close = late.log.close
 
     async def close_late() -> None:
         await close()
-        taken.append(lifecycle.make_live(spec))
+        live_runs.append(lifecycle.make_live(spec))
 
     monkeypatch.setattr(late.log, "close", close_late)
     await lifecycle.forget(late)
-    assert engine.by_id[spec.run_id] is taken[0] and engine.log.writer(spec.run_id) is taken[0].log
-    await lifecycle.forget(taken[0])
+    assert engine.by_id[spec.run_id] is live_runs[0] and engine.log.writer(spec.run_id) is live_runs[0].log
+    await lifecycle.forget(live_runs[0])
     assert spec.run_id not in engine.by_id and engine.log.writer(spec.run_id) is None
 
 
