@@ -53,12 +53,12 @@ async def sh(sandbox: Sandbox, script: str, **options: Any) -> Result:
 
 def running(mark: str) -> list[str]:
     """The processes of this machine whose arguments hold a text."""
-    found = []
+    pids = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if mark.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ Maker = Callable[..., Sandbox]
 @pytest.fixture(params=["local", "bubblewrap", "docker"])
 async def make(request: pytest.FixtureRequest, place: Place) -> AsyncIterator[Maker]:
     """Makes sandboxes of one kind after another; arguments change the place."""
-    made: list[Sandbox] = []
+    sandboxes: list[Sandbox] = []
     if request.param == "bubblewrap":
         needs_bubblewrap()
     if request.param == "docker":
@@ -113,11 +113,11 @@ async def make(request: pytest.FixtureRequest, place: Place) -> AsyncIterator[Ma
             "bubblewrap": lambda: Bubblewrap(where),
             "docker": lambda: Docker(where, "image", "s1"),
         }
-        made.append(kinds[request.param]())
-        return made[-1]
+        sandboxes.append(kinds[request.param]())
+        return sandboxes[-1]
 
     yield making
-    for sandbox in made:
+    for sandbox in sandboxes:
         await sandbox.stop()
 
 
@@ -137,12 +137,12 @@ def needs_bubblewrap() -> None:
 async def wrapped(place: Place) -> AsyncIterator[Callable[..., Sandbox]]:
     """Makes sandboxes of bubblewrap."""
     needs_bubblewrap()
-    made: list[Sandbox] = []
+    sandboxes: list[Sandbox] = []
 
     def making(**changes: Any) -> Sandbox:
-        made.append(Bubblewrap(replace(place, **changes)))
-        return made[-1]
+        sandboxes.append(Bubblewrap(replace(place, **changes)))
+        return sandboxes[-1]
 
     yield making
-    for sandbox in made:
+    for sandbox in sandboxes:
         await sandbox.stop()

@@ -19,13 +19,15 @@ VARIABLES = {"PLAIN": SECRET, "LINES": f"x\n{SECRET}", "LONG": "a" * 70_000 + SE
 
 def process_arguments() -> str:
     """The arguments of every process of this machine, as another user sees them."""
-    found = []
+    command_lines = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            command_lines.append(
+                Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
         except OSError:
             continue
-    return "\n".join(found)
+    return "\n".join(command_lines)
 
 
 @pytest.mark.parametrize("kind", ["local", "docker"])

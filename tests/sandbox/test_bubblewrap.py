@@ -116,11 +116,11 @@ async def test_link_in_place_of_hooks_is_neutralised(
     planned = mounts.plan_mounts
 
     def swap(where: Place, covers: dict[str, mounts.Mode] | None = None) -> list[mounts.Mount]:
-        found = planned(where, covers)
+        mounts = planned(where, covers)
         if covers and not (place.workspace / swapped).is_symlink():
             (place.workspace / swapped).rename(place.workspace / "away")
             (place.workspace / swapped).symlink_to(target)
-        return found
+        return mounts
 
     monkeypatch.setattr(bubblewrap, "plan_mounts", swap)
     sandbox = wrapped()
@@ -146,13 +146,15 @@ async def test_idle_sandboxes_are_limited(place: Place, monkeypatch: pytest.Monk
     needs_bubblewrap()
     monkeypatch.setattr(bubblewrap, "SANDBOXES_IDLE_MAX", 2)
     idle: dict[bubblewrap.Bubblewrap, None] = {}
-    made = [bubblewrap.Bubblewrap(place, idle=idle) for _ in range(3)]
-    for sandbox in made:
+    sandboxes = [bubblewrap.Bubblewrap(place, idle=idle) for _ in range(3)]
+    for sandbox in sandboxes:
         assert (await sh(sandbox, "echo x > /tmp/kept; echo ok")).output == "ok\n"
-    assert list(idle) == made[1:]
-    found = [(await sh(sandbox, "cat /tmp/kept 2>/dev/null; true")).output for sandbox in (made[2], made[0])]
-    assert found == ["x\n", ""]
-    for sandbox in made:
+    assert list(idle) == sandboxes[1:]
+    outputs = [
+        (await sh(sandbox, "cat /tmp/kept 2>/dev/null; true")).output for sandbox in (sandboxes[2], sandboxes[0])
+    ]
+    assert outputs == ["x\n", ""]
+    for sandbox in sandboxes:
         await sandbox.stop()
 
 
@@ -219,8 +221,8 @@ async def test_memory_and_file_size_limits(wrapped: Wrapped, monkeypatch: pytest
     for megabytes, works in ((100, True), (700, False)):
         process = await sandbox.spawn([sandbox.python, "-c", f"bytearray({megabytes} * 1024 ** 2); print('had')"])
         async with process:
-            said = b"".join([chunk async for chunk in process.chunks()])
-        assert (b"had" in said, b"MemoryError" in said) == (works, not works)
+            data = b"".join([chunk async for chunk in process.chunks()])
+        assert (b"had" in data, b"MemoryError" in data) == (works, not works)
     monkeypatch.setattr(bubblewrap, "SANDBOX_FILE_BYTES_MAX", 1000)
     result = await sh(wrapped(), "head -c 5000 /dev/zero > big; wc -c < big")
     assert result.output.endswith("1000\n")

@@ -114,8 +114,8 @@ def test_sandbox_environment(home: Home, monkeypatch: pytest.MonkeyPatch) -> Non
     local = child_env(given, "local", private, environ)
     shell = local.pop("SHELL")
     assert shell.endswith("sh") and os.access(shell, os.X_OK)
-    taken = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", "TMPDIR", "FOO", "GITHUB_TOKEN")
-    assert local == {name: environ[name] for name in taken}
+    names = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", "TMPDIR", "FOO", "GITHUB_TOKEN")
+    assert local == {name: environ[name] for name in names}
     inside = child_env(given, "bubblewrap", private, environ)
     assert inside == {**local, "SHELL": shell, "HOME": "/private", "TMPDIR": "/tmp"}
     image = child_env(given, "docker", private, environ)

@@ -11,9 +11,9 @@ from hermes.sandbox.mounts import Place, plan_mounts, resolve_root
 
 def mount_modes(place: Place, **changes: object) -> dict[str, str]:
     base = place.home.path.parent
-    found = plan_mounts(replace(place, **changes))  # type: ignore[arg-type]
-    assert [mount.path for mount in found] == sorted(mount.path for mount in found)
-    return {mount.path.removeprefix(f"{base}/"): mount.mode for mount in found}
+    mounts = plan_mounts(replace(place, **changes))  # type: ignore[arg-type]
+    assert [mount.path for mount in mounts] == sorted(mount.path for mount in mounts)
+    return {mount.path.removeprefix(f"{base}/"): mount.mode for mount in mounts}
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def test_mounts_of_project(place: Place, project: Path) -> None:
 
 
 def test_home_inside_workspace_is_hidden(place: Place, tmp_path: Path) -> None:
-    found = mount_modes(place, workspace=tmp_path)
-    assert found.pop(str(tmp_path)) == "rw"
-    assert found == {"hermes": "hide", "hermes/sandbox/s1/home": "rw"}
+    modes = mount_modes(place, workspace=tmp_path)
+    assert modes.pop(str(tmp_path)) == "rw"
+    assert modes == {"hermes": "hide", "hermes/sandbox/s1/home": "rw"}
     below = mount_modes(replace(place), workspace=tmp_path.parent)
     assert below[str(tmp_path)] == "rw"  # held in its place
 
@@ -67,9 +67,9 @@ def test_protection_lists_win_over_requested_mounts(place: Place, tmp_path: Path
         Path("/"),
         Path("/usr/share"),
     )
-    found = mount_modes(place, rw=asked)
-    assert {path for path in found if not path.startswith("hermes/")} == {"/usr/share"}
-    assert found["/usr/share"] == "ro"
+    modes = mount_modes(place, rw=asked)
+    assert {path for path in modes if not path.startswith("hermes/")} == {"/usr/share"}
+    assert modes["/usr/share"] == "ro"
 
 
 def test_links_do_not_widen_mounts(place: Place, project: Path, tmp_path: Path) -> None:
