@@ -72,9 +72,9 @@ _ARGUMENTS: dict[str, Callable[[str], Json]] = {
 
 def _given(tool: str, text: str) -> Json:
     with contextlib.suppress(ValueError):
-        told = json.loads(text)
-        if isinstance(told, dict):
-            return told
+        payload = json.loads(text)
+        if isinstance(payload, dict):
+            return payload
     return _ARGUMENTS[tool](text)
 
 
@@ -99,16 +99,16 @@ async def _redirecting(request: web.Request) -> web.StreamResponse:
 async def carried_out(tool_session: ToolSession, canaries: Canaries, attempt: Attempt) -> tuple[list[Json], str]:
     """The answer to each step, and everything that was told of them."""
     tool_session.offer(*TOOLS)
-    told: list[Any] = []
+    tool_answers: list[Any] = []
     answers: list[Json] = []
     async with serving(_redirecting) as port:
         tool_session.harness.app.services.outside.network = RunResources(tool_session.harness.app.services.files, port)
         for tool, text in attempt.steps:
-            ran = await tool_session.run(Call(tool, _given(tool, canaries.substitute(text))))
-            contents = [m["content"] for m in ran.result["messages"] if m["role"] == "tool"]
+            run = await tool_session.run(Call(tool, _given(tool, canaries.substitute(text))))
+            contents = [m["content"] for m in run.result["messages"] if m["role"] == "tool"]
             answers.append(json.loads(unframed(contents[-1])))
-            told += [contents, [event for event in ran.events if event["type"] != "tool.started"]]
-    return answers, json.dumps(told, ensure_ascii=False)
+            tool_answers += [contents, [event for event in run.events if event["type"] != "tool.started"]]
+    return answers, json.dumps(tool_answers, ensure_ascii=False)
 
 
 # ---- with nothing in its way
@@ -149,8 +149,8 @@ def _fetched(url: str, canaries: Canaries) -> str:
 
 
 def _searched(text: str, canaries: Canaries) -> str:
-    found = _given("search_files", text)
-    return _plain(["grep", "-rs", "--", found["pattern"], found.get("path", ".")], canaries)
+    arguments = _given("search_files", text)
+    return _plain(["grep", "-rs", "--", arguments["pattern"], arguments.get("path", ".")], canaries)
 
 
 _UNGUARDED: dict[str, Callable[[str, Canaries], str]] = {

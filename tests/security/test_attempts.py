@@ -67,11 +67,11 @@ def blocked_by(defence: str, answer: Json) -> bool:
 
 def each(attempts: list[Attempt], quickly: int = 1) -> pytest.MarkDecorator:
     """Every attempt; one of so many in the quick suite."""
-    found = [
+    params = [
         pytest.param(attempt, id=attempt.text[:70], marks=[pytest.mark.long] if at % quickly else [])
         for at, attempt in enumerate(attempts)
     ]
-    return pytest.mark.parametrize("attempt", found)
+    return pytest.mark.parametrize("attempt", params)
 
 
 def test_attempts_table_is_large_enough() -> None:

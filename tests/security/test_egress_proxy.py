@@ -66,8 +66,8 @@ class Rig:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with started_rig(tmp_path) as made:
-        yield made
+    async with started_rig(tmp_path) as rig:
+        yield rig
 
 
 @asynccontextmanager
@@ -79,15 +79,15 @@ async def started_rig(
     stage.answers |= {"page.test": [[WORLD]], "other.test": [[ELSEWHERE]]}
     flags = {name.replace("__", "."): value for name, value in settings.items()}
     guard = UrlGuard(stage, config.load(Home(tmp_path / "none"), flags, {}), Secrets([SECRET]), lambda: own)
-    made = Rig(stage, guard)
-    made.proxy = EgressProxy(lambda: guard, made.authorize, made.refused.append)
+    rig = Rig(stage, guard)
+    rig.proxy = EgressProxy(lambda: guard, rig.authorize, rig.refused.append)
     listener = listening()
-    made.port = listener.getsockname()[1]
-    serving_task = asyncio.create_task(made.proxy.serve(listener))
+    rig.port = listener.getsockname()[1]
+    serving_task = asyncio.create_task(rig.proxy.serve(listener))
     try:
-        yield made
+        yield rig
     finally:
-        made.proxy.close()
+        rig.proxy.close()
         with suppress(asyncio.CancelledError):
             await serving_task
         threads.close()
@@ -271,7 +271,7 @@ ABSOLUTE = b"GET http://page.test/ HTTP/1.1\r\n"
 
 
 @pytest.mark.parametrize(
-    ("request_bytes", "status", "words"),
+    ("request_bytes", "status", "message"),
     [
         (b"GET / HTTP/1.1\r\nHost: page.test\r\n\r\n", 400, "absolute http:// URLs"),
         (b"OPTIONS * HTTP/1.1\r\n\r\n", 400, "absolute"),
@@ -324,10 +324,10 @@ ABSOLUTE = b"GET http://page.test/ HTTP/1.1\r\n"
     ],
 )
 async def test_malformed_or_rejected_request_connects_nowhere(
-    rig: Rig, request_bytes: bytes, status: int, words: str
+    rig: Rig, request_bytes: bytes, status: int, message: str
 ) -> None:
     answer = await rig.send(request_bytes)
-    assert status_of(answer) == status and words in body_of(answer)
+    assert status_of(answer) == status and message in body_of(answer)
     assert body_of(answer).startswith("Hermes: ") and body_of(answer).count("\n") == 1
     assert SECRET.encode() not in answer
     assert (rig.asked, rig.stage.asked, rig.stage.dialled) == ([], [], [])
@@ -560,13 +560,13 @@ async def test_proxy_is_the_only_way_out_of_a_network_namespace(tmp_path: Path) 
             0,
             "https page",
         )
-        code, said = await in_namespace(rig.proxy, "curl", "-sS", "http://other.test/")
-        assert (code, said) == (0, "Hermes: host other.test is not granted. Tell the user.\n")
-        code, said = await in_namespace(rig.proxy, "curl", "-sS", "https://other.test/")
-        assert code == 56 and "403" in said
+        code, output = await in_namespace(rig.proxy, "curl", "-sS", "http://other.test/")
+        assert (code, output) == (0, "Hermes: host other.test is not granted. Tell the user.\n")
+        code, output = await in_namespace(rig.proxy, "curl", "-sS", "https://other.test/")
+        assert code == 56 and "403" in output
         script = "import urllib.request as u; u.urlopen('https://other.test/')"
-        code, said = await in_namespace(rig.proxy, sys.executable, "-c", script)
-        assert code == 1 and "host other.test is not granted" in said
+        code, output = await in_namespace(rig.proxy, sys.executable, "-c", script)
+        assert code == 1 and "host other.test is not granted" in output
         # Past the proxy there is nothing: the servers listen on the host's loopback.
         for port in (plain, secure):
             code, _ = await in_namespace(rig.proxy, "curl", "-sS", "--noproxy", "*", f"http://127.0.0.1:{port}/")

@@ -58,8 +58,8 @@ class WebHarness:
             return await under_way.end(SURELY_S)
 
 
-def answers(ran: CompletedRun) -> list[Json]:
-    texts = [text_of(m["content"]) for m in ran.result["messages"] if m["role"] == "tool"]
+def answers(run: CompletedRun) -> list[Json]:
+    texts = [text_of(m["content"]) for m in run.result["messages"] if m["role"] == "tool"]
     return [json.loads(unframed(text)) for text in texts]
 
 
@@ -128,8 +128,8 @@ def test_attached_files_are_not_user_words() -> None:
 async def test_unnamed_host_is_not_read(
     harness: Harness, server: ModelServer, settings: Json, message: str, fetched: bool
 ) -> None:
-    ran = await WebHarness(harness, server, **settings).run(extract(PAGE), message=message)
-    [answer] = answers(ran)
+    run = await WebHarness(harness, server, **settings).run(extract(PAGE), message=message)
+    [answer] = answers(run)
     if fetched:
         assert answer["pages"][0]["status"] == 200
     else:
@@ -140,21 +140,21 @@ async def test_unnamed_host_is_not_read(
 @pytest.mark.parametrize("choice", ["once", "session", "deny"])
 async def test_unnamed_host_is_asked_about_once(harness: Harness, server: ModelServer, choice: str) -> None:
     web_harness = WebHarness(harness, server)
-    ran = (
+    run = (
         await web_harness.run(extract(PAGE), extract("http://page.test/b"), choice=choice, session_id="s1")
         if (choice != "deny")
         else await web_harness.run(extract(PAGE), choice=choice, session_id="s1")
     )
-    [asked] = ran.events_of("approval.requested")
+    [asked] = run.events_of("approval.requested")
     assert (asked["kind"], asked["subject"], asked["choices"]) == ("host", PAGE, ["once", "session", "deny"])
-    assert [bool(answer.get("pages")) for answer in answers(ran)] == ([False] if choice == "deny" else [True, True])
+    assert [bool(answer.get("pages")) for answer in answers(run)] == ([False] if choice == "deny" else [True, True])
     later = await web_harness.run(extract(PAGE), session_id="s1")
     assert bool(answers(later)[0].get("pages")) is (choice == "session")
 
 
 async def test_each_unnamed_host_is_asked_about_separately(harness: Harness, server: ModelServer) -> None:
-    ran = await WebHarness(harness, server).run(extract(PAGE, "http://other.test/"), message="Read page.test")
-    good, refused = answers(ran)[0]["pages"]
+    run = await WebHarness(harness, server).run(extract(PAGE, "http://other.test/"), message="Read page.test")
+    good, refused = answers(run)[0]["pages"]
     assert good["status"] == 200
     assert (refused["code"], refused["status"]) == ("url_refused", None) and "other.test" in refused["error"]
 
@@ -165,8 +165,8 @@ async def test_redirect_to_unnamed_host_is_rejected(
 ) -> None:
     web_harness = WebHarness(harness, server)
     web_harness.stage.answers["www.page.test"] = [[WORLD]]
-    ran = await web_harness.run(extract(f"http://page.test{path}"), message="Read page.test")
-    [answer] = answers(ran)[0]["pages"]
+    run = await web_harness.run(extract(f"http://page.test{path}"), message="Read page.test")
+    [answer] = answers(run)[0]["pages"]
     assert (answer["status"] == 200) is read
     if not read:
         assert answer["code"] == "url_refused" and "other.test" in answer["error"]
@@ -179,24 +179,24 @@ async def test_host_found_in_page_is_not_user_named(harness: Harness, server: Mo
         return {"results": [{"url": PAGE}]}
 
     web_harness = WebHarness(harness, server, tool("find", find, foreign=True))
-    ran = await web_harness.run(Call("find"), extract(PAGE), session_id="s1", persist=True)
-    assert answers(ran)[1]["code"] == "blocked"
-    ran = await web_harness.run(extract(PAGE), message="go on", session_id="s1", persist=True)
-    assert answers(ran)[-1]["code"] == "blocked"
+    run = await web_harness.run(Call("find"), extract(PAGE), session_id="s1", persist=True)
+    assert answers(run)[1]["code"] == "blocked"
+    run = await web_harness.run(extract(PAGE), message="go on", session_id="s1", persist=True)
+    assert answers(run)[-1]["code"] == "blocked"
 
 
 async def test_host_named_in_earlier_message_of_session(harness: Harness, server: ModelServer) -> None:
     web_harness = WebHarness(harness, server)
     await web_harness.run(message="Later you will read page.test", session_id="s1", persist=True)
-    ran = await web_harness.run(extract(PAGE), message="now", session_id="s1", persist=True)
-    assert answers(ran)[-1]["pages"][0]["status"] == 200
+    run = await web_harness.run(extract(PAGE), message="now", session_id="s1", persist=True)
+    assert answers(run)[-1]["pages"][0]["status"] == 200
 
 
 async def test_vision_image_of_unnamed_host_is_blocked(harness: Harness, server: ModelServer) -> None:
-    ran = await WebHarness(harness, server, vision.TOOL).run(
+    run = await WebHarness(harness, server, vision.TOOL).run(
         Call("vision_analyze", {"image_url": "http://page.test/a.png", "question": "what?"})
     )
-    assert answers(ran)[0]["code"] == "blocked"
+    assert answers(run)[0]["code"] == "blocked"
 
 
 async def test_subagent_task_text_does_not_name_hosts(harness: Harness, server: ModelServer) -> None:
@@ -210,10 +210,10 @@ async def test_subagent_task_text_does_not_name_hosts(harness: Harness, server: 
                 Reply(text="Summary."),
                 Reply(text="Done."),
             ]
-            ran = await harness.run(server, message)
-            told = server.requests[-2].turns[-1].text
-            assert ("Remember this" in told) is allowed, told
-            [answer] = [m["content"] for m in ran.result["messages"] if m["role"] == "tool"]
+            run = await harness.run(server, message)
+            text = server.requests[-2].turns[-1].text
+            assert ("Remember this" in text) is allowed, text
+            [answer] = [m["content"] for m in run.result["messages"] if m["role"] == "tool"]
             assert bool(FRAME.match(answer)) is allowed, "what a subagent has read from outside is framed"
 
 
@@ -243,15 +243,15 @@ async def test_persistent_write_asks_after_foreign_content(
 async def test_persistent_write_without_foreign_content_asks_nothing(
     harness: Harness, server: ModelServer, call: Call, kind: str
 ) -> None:
-    ran = await WebHarness(harness, server, *WRITERS).run(call, message=NAMED)
-    assert "code" not in answers(ran)[0] and not ran.events_of("approval.requested", "approval.resolved")
+    run = await WebHarness(harness, server, *WRITERS).run(call, message=NAMED)
+    assert "code" not in answers(run)[0] and not run.events_of("approval.requested", "approval.resolved")
 
 
 async def test_reading_memory_and_jobs_asks_nothing(harness: Harness, server: ModelServer) -> None:
     web_harness = WebHarness(harness, server, *WRITERS)
     reading = (Call("memory", {"target": "memory", "action": "list"}), Call("cronjob", {"action": "list"}))
-    ran = await web_harness.run(extract(PAGE), *reading, message=NAMED)
-    assert [answer.get("code") for answer in answers(ran)] == [None, None, None]
+    run = await web_harness.run(extract(PAGE), *reading, message=NAMED)
+    assert [answer.get("code") for answer in answers(run)] == [None, None, None]
 
 
 async def test_later_turn_asks_while_foreign_content_is_in_context(harness: Harness, server: ModelServer) -> None:
@@ -275,8 +275,8 @@ def test_summary_of_foreign_content_is_foreign() -> None:
 # ---- frames
 
 
-async def framed(ran: CompletedRun) -> list[bool]:
-    texts = [text_of(m["content"]) for m in ran.result["messages"] if m["role"] == "tool"]
+async def framed(run: CompletedRun) -> list[bool]:
+    texts = [text_of(m["content"]) for m in run.result["messages"] if m["role"] == "tool"]
     return [FRAME.match(text) is not None for text in texts]
 
 
@@ -295,8 +295,8 @@ async def test_uploads_are_framed_as_foreign(make_harness: MakeHarness, server: 
         Call("terminal", {"command": "cat own.txt; echo a rather long line of text"}),
     ]
     assert await framed(await tool_session.run(*calls, persist=True)) == [True, False, True, False]
-    ran = await tool_session.run(calls[0], replies=(Reply(tool_calls=[REMEMBER]),), persist=True)
-    assert answers(ran)[-1]["code"] == "blocked"
+    run = await tool_session.run(calls[0], replies=(Reply(tool_calls=[REMEMBER]),), persist=True)
+    assert answers(run)[-1]["code"] == "blocked"
 
 
 @pytest.mark.parametrize(
@@ -330,8 +330,8 @@ async def test_output_of_script_that_reads_web_is_framed(make_harness: MakeHarne
 async def test_tool_messages_found_in_other_sessions_are_framed(harness: Harness, server: ModelServer) -> None:
     web_harness = WebHarness(harness, server, session_search.TOOL)
     await web_harness.run(extract(PAGE), message=NAMED, session_id="old", persist=True)
-    ran = await web_harness.run(Call("session_search", {"session_id": "old"}), session_id="new", persist=True)
-    assert await framed(ran) == [True]
+    run = await web_harness.run(Call("session_search", {"session_id": "old"}), session_id="new", persist=True)
+    assert await framed(run) == [True]
 
 
 # ---- steers
@@ -350,13 +350,13 @@ async def test_steer_mark_is_random_and_cannot_be_forged(harness: Harness, serve
 
         harness.offer(tool("work", work))
         server.script = [Reply(tool_calls=[Call("work")]), Reply(text="Done.")]
-        ran = await harness.run(server)
-        [content] = [m["content"] for m in ran.result["messages"] if m["role"] == "tool"]
+        run = await harness.run(server)
+        [content] = [m["content"] for m in run.result["messages"] if m["role"] == "tool"]
         answer, _, steer = content.partition("\n\n")
         assert not re.search(r"<\s*/?\s*user-steer", answer, re.I), answer
-        found = re.fullmatch(r"<user-steer-([0-9a-f]{16})>\nUse Rust\.\n</user-steer-\1>", steer)
-        assert found
-        marks.append(found[1])
+        match = re.fullmatch(r"<user-steer-([0-9a-f]{16})>\nUse Rust\.\n</user-steer-\1>", steer)
+        assert match
+        marks.append(match[1])
     assert marks[0] != marks[1]
 
 

@@ -49,9 +49,9 @@ class Session:
     async def end(self, under_way: Running) -> tuple[Json, list[Json]]:
         """The answer to the call, and the questions that were asked."""
         (self.tool_session.workspace / "go").touch()
-        ran = await under_way.end(SURELY_S)
-        [answer] = ran.tool_results()
-        return answer, ran.events_of("approval.requested")
+        run = await under_way.end(SURELY_S)
+        [answer] = run.tool_results()
+        return answer, run.events_of("approval.requested")
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Any]:
@@ -88,8 +88,8 @@ async def question(under_way: Running, count: int = 1) -> Json:
     """The question that was asked last, once there are so many."""
 
     def asked(events: list[Json]) -> list[Json]:
-        found = [event for event in events if event["type"] == "approval.requested"]
-        return found if len(found) >= count else []
+        requests = [event for event in events if event["type"] == "approval.requested"]
+        return requests if len(requests) >= count else []
 
     return (await under_way.until(asked, SURELY_S))[-1]  # type: ignore[no-any-return]
 
@@ -142,9 +142,9 @@ async def test_connections_to_same_host_share_one_approval(make_harness: MakeHar
     under_way = await session.begin()
     async with session.client() as get:
         gets = [asyncio.create_task(get()) for _ in range(5)]
-        gone = asyncio.create_task(get())
+        request_task = asyncio.create_task(get())
         await question(under_way)
-        gone.cancel()  # one that gives up does not end the question of the others
+        request_task.cancel()  # one that gives up does not end the question of the others
         await answer_with(under_way, "once")
         assert await asyncio.gather(*gets) == [(200, "page")] * 5
         other = asyncio.create_task(get("other.test"))
@@ -203,9 +203,9 @@ async def test_host_approval_ends_with_its_call(make_harness: MakeHarness, serve
         waiting = asyncio.create_task(get())
         await question(under_way)
         (session.tool_session.workspace / "go").touch()
-        ran = await under_way.end(SURELY_S)
+        run = await under_way.end(SURELY_S)
         assert (await waiting)[0] == 403
-    [resolved] = ran.events_of("approval.resolved")
+    [resolved] = run.events_of("approval.resolved")
     assert (resolved["choice"], resolved["by"]) == ("deny", "interrupt")
 
 
@@ -232,5 +232,5 @@ async def test_approvals_off_are_recorded_once_per_host(make_harness: MakeHarnes
     async with session.client() as get:
         assert [(await get())[0] for _ in range(3)] == [200] * 3
     (session.tool_session.workspace / "go").touch()
-    ran = await under_way.end(SURELY_S)
-    assert [(event["choice"], event["by"]) for event in ran.events_of("approval.resolved")].count(("once", "rule")) == 1
+    run = await under_way.end(SURELY_S)
+    assert [(event["choice"], event["by"]) for event in run.events_of("approval.resolved")].count(("once", "rule")) == 1

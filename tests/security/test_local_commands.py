@@ -62,8 +62,8 @@ async def under_way_answered(tool_session: ToolSession, command: str, choice: st
 
 async def test_local_command_asks_unless_read_only(make_harness: MakeHarness, server: ModelServer) -> None:
     tool_session = ToolSession(make_harness, server)
-    ran = await tool_session.run(Call("terminal", {"command": "pwd"}))
-    assert ran.tool_results()[0]["status"] == "ok" and not ran.events_of("approval.requested", "approval.resolved")
+    run = await tool_session.run(Call("terminal", {"command": "pwd"}))
+    assert run.tool_results()[0]["status"] == "ok" and not run.events_of("approval.requested", "approval.resolved")
     blocked = await tool_session.sh("touch made")
     assert (blocked["status"], blocked["rules"]) == ("blocked", ["local"])
     assert "without a sandbox" in blocked["reason"]

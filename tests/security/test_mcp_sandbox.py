@@ -74,9 +74,9 @@ async def test_mcp_server_is_confined_to_its_sandbox(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         arguments = {"path": str(outside), "port": listener.getsockname()[1]}
         server.script = [Reply(tool_calls=[Call("mcp_probe_look", arguments)]), Reply(text="Done.")]
-        ran = await harness.run(server)
-    [answer] = [text_of(message["content"]) for message in ran.result["messages"] if message["role"] == "tool"]
+        run = await harness.run(server)
+    [answer] = [text_of(message["content"]) for message in run.result["messages"] if message["role"] == "tool"]
     assert "; ".join(expected) in answer
     assert outside.read_text() == ("outside" if sandbox else "changed")
-    kept = "mcp-probe/home/kept" if sandbox else "user/kept"
-    assert [path for path in tmp_path.rglob("kept") if str(path).endswith(kept)]
+    kept_path = "mcp-probe/home/kept" if sandbox else "user/kept"
+    assert [path for path in tmp_path.rglob("kept") if str(path).endswith(kept_path)]

@@ -36,9 +36,9 @@ async def test_swapped_links_do_not_mislead_tools(
             await asyncio.sleep(0.001)
     # Whoever just follows it is there.
     assert (canaries.workspace / "one").read_text() == (canaries.out / "secret").read_text()
-    told = ""
+    text = ""
     for number in range(ROUNDS):
-        ran = await tool_session.run(
+        run = await tool_session.run(
             *(
                 Call("read_file", {"path": path, "offset": 1 + copy})
                 for path in ("d/secret", "file")
@@ -50,7 +50,7 @@ async def test_swapped_links_do_not_mislead_tools(
             Call("write_file", {"path": "file", "content": "x", "overwrite": True}),
             Call("vision_analyze", {"image_url": "d/secret", "question": "?"}),
         )
-        told += "".join(m["content"] for m in ran.result["messages"] if m["role"] == "tool")
+        text += "".join(m["content"] for m in run.result["messages"] if m["role"] == "tool")
     await tool_session.call("process", {"action": "kill", "session_id": started["session_id"]})
-    assert canaries.touched(told) == set()
-    assert "path_refused" in told and ("inside" in told or "path_not_found" in told)
+    assert canaries.touched(text) == set()
+    assert "path_refused" in text and ("inside" in text or "path_not_found" in text)

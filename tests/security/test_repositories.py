@@ -19,13 +19,13 @@ printf '[core]\\nrepositoryformatversion = 0\\nfsmonitor = "touch {mark}; false"
 
 @pytest.fixture
 def tool_session(make_harness: MakeHarness, server: ModelServer) -> ToolSession:
-    made = ToolSession(make_harness, server, "bubblewrap", approvals={"mode": "off"})
-    made.workspace.mkdir(parents=True)
-    return made
+    tool_session = ToolSession(make_harness, server, "bubblewrap", approvals={"mode": "off"})
+    tool_session.workspace.mkdir(parents=True)
+    return tool_session
 
 
-def git(folder: Path, *words: str) -> None:
-    subprocess.run(["git", "-C", str(folder), *words], check=False, capture_output=True)
+def git(folder: Path, *args: str) -> None:
+    subprocess.run(["git", "-C", str(folder), *args], check=False, capture_output=True)
 
 
 async def test_existing_git_settings_are_protected(tool_session: ToolSession) -> None:

@@ -59,18 +59,18 @@ FOLDERS = {"existing": ".", "new": ".", "nested": "deep/er"}
 def use_git(folder: Path) -> None:
     """What a user does next, in the folder and in what a command has made there."""
     for here in (folder, folder / "made"):
-        for words in ("status", "diff", "commit -aqm y --allow-empty"):
+        for command in ("status", "diff", "commit -aqm y --allow-empty"):
             if here.is_dir():
                 subprocess.run(
-                    ["git", *words.split()], cwd=here, check=False, capture_output=True, stdin=subprocess.DEVNULL
+                    ["git", *command.split()], cwd=here, check=False, capture_output=True, stdin=subprocess.DEVNULL
                 )
 
 
 @pytest.fixture
 def tool_session(make_harness: MakeHarness, server: ModelServer) -> ToolSession:
-    made = ToolSession(make_harness, server, "bubblewrap", approvals={"mode": "off"})
-    made.workspace.mkdir(parents=True)
-    return made
+    tool_session = ToolSession(make_harness, server, "bubblewrap", approvals={"mode": "off"})
+    tool_session.workspace.mkdir(parents=True)
+    return tool_session
 
 
 def script(way: str, mark: Path, where: str) -> str:
@@ -139,12 +139,12 @@ async def test_existing_reserved_file_is_read_only(tool_session: ToolSession, na
     await tool_session.sh(
         f"echo planted > {name}; rm -rf {name}; mv {name} other; mv {top} moved; sed -i s/mine/x/ {name}"
     )
-    found = [
+    paths = [
         path
         for path in (tool_session.workspace / name, tool_session.workspace / name.replace(top, "moved", 1))
         if path.exists()
     ]
-    assert [path.read_text() for path in found] == ["mine"]
+    assert [path.read_text() for path in paths] == ["mine"]
 
 
 @pytest.mark.parametrize("choice", ["session", "deny"])
@@ -266,7 +266,7 @@ async def test_user_replacing_protected_file_ends_commands(tool_session: ToolSes
 def test_replaced_file_with_reused_inode_is_detected(tmp_path: Path) -> None:
     """The number of an inode is free again as soon as the file is replaced, and a cover of the first file stays lost."""
     subprocess.run(MAKE, shell=True, cwd=tmp_path, check=True, capture_output=True)
-    config, kept, reasons, replaced = tmp_path / ".git/config", tmp_path / "kept", [], threading.Event()
+    config, saved, reasons, replaced = tmp_path / ".git/config", tmp_path / "kept", [], threading.Event()
     ended = threading.Event()
 
     def is_granted(_: str) -> bool:
@@ -280,10 +280,10 @@ def test_replaced_file_with_reused_inode_is_detected(tmp_path: Path) -> None:
     try:
         watch.scan()
         assert watch.begin()
-        kept.hardlink_to(config)
+        saved.hardlink_to(config)
         (tmp_path / "other").write_text("[core]\n\tbare = false\n")
         os.replace(tmp_path / "other", config)
-        os.replace(kept, config)
+        os.replace(saved, config)
         replaced.set()
         assert ended.wait(SURELY_S)
     finally:
