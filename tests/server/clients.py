@@ -48,12 +48,12 @@ MESSAGES_TYPES = {
 
 def check_headers(headers: Mapping[str, str], request_id: str | None = None) -> None:
     """What every response carries."""
-    told = {name.lower(): value for name, value in headers.items()}
-    assert {name: told.get(name.lower()) for name in SECURITY} == SECURITY
+    by_name = {name.lower(): value for name, value in headers.items()}
+    assert {name: by_name.get(name.lower()) for name in SECURITY} == SECURITY
     if request_id is None:
-        assert MADE_ID.fullmatch(told["x-request-id"]), told["x-request-id"]
+        assert MADE_ID.fullmatch(by_name["x-request-id"]), by_name["x-request-id"]
     else:
-        assert told["x-request-id"] == request_id
+        assert by_name["x-request-id"] == request_id
 
 
 def check_envelope(status: int, body: Any) -> Json:
@@ -142,7 +142,7 @@ def frame(block: str) -> Frame | None:
 def frames(text: str) -> list[Frame]:
     """All frames of a whole stream, comments left out."""
     assert text.endswith("\n\n"), text[-200:]
-    return [made for block in text.split("\n\n") if block and (made := frame(block)) is not None]
+    return [parsed for block in text.split("\n\n") if block and (parsed := frame(block)) is not None]
 
 
 class Stream:
@@ -168,8 +168,8 @@ class Stream:
     async def next(self, timeout: float = 30.0) -> Frame:
         """The next frame."""
         while (block := await self.block(timeout)) is not None:
-            if (made := frame(block)) is not None:
-                return made
+            if (parsed := frame(block)) is not None:
+                return parsed
             self.comments.append(block)
         raise EOFError("the stream is over")
 
@@ -237,13 +237,13 @@ class Wire:
     @classmethod
     async def open(cls, url: str, receive_buffer: int | None = None) -> Self:
         host, port = url.removeprefix("http://").split(":")
-        made = socket.socket()
+        sock = socket.socket()
         if receive_buffer is not None:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        made.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(made, (host, int(port)))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
         limit = 2**16 if receive_buffer is None else receive_buffer
-        return cls(*await asyncio.open_connection(sock=made, limit=limit))
+        return cls(*await asyncio.open_connection(sock=sock, limit=limit))
 
     async def __aenter__(self) -> Self:
         return self
@@ -274,11 +274,11 @@ class Wire:
 
     async def answer(self, timeout: float = 30.0) -> RawAnswer:
         """The next answer whole, by its length."""
-        made = await self.head(timeout)
-        length = next(value for name, value in made.headers.items() if name.lower() == "content-length")
+        response = await self.head(timeout)
+        length = next(value for name, value in response.headers.items() if name.lower() == "content-length")
         async with asyncio.timeout(timeout):
-            made.body = await self.reader.readexactly(int(length))
-        return made
+            response.body = await self.reader.readexactly(int(length))
+        return response
 
     async def read_until(self, marker: bytes, timeout: float = 30.0) -> bytes:
         async with asyncio.timeout(timeout):

@@ -54,8 +54,8 @@ class Api:
         body = {"messages": [{"role": "user", "content": text}], **fields}
         async with self.post("/v1/chat/completions", body) as response:
             assert response.status == 200, await response.text()
-            told: Json = await response.json()
-            return told
+            payload: Json = await response.json()
+            return payload
 
 
 Start = Callable[..., Awaitable[Api]]
@@ -71,7 +71,7 @@ async def start(home_folder: Path) -> AsyncIterator[Start]:
     ) -> Api:
         model = ModelServer(*script, handler=handler)
         await model.start()
-        told = {
+        config = {
             "model": {"default": "test-model", "base_url": f"{model.url}/v1", "api_key": PROVIDER_KEY},
             "auxiliary": {"title_generation": {"enabled": False}},
             "agent": {"api_max_retries": 0},
@@ -79,7 +79,7 @@ async def start(home_folder: Path) -> AsyncIterator[Start]:
             **(settings or {}),
         }
         home_folder.mkdir(exist_ok=True)
-        (home_folder / "config.yaml").write_text(yaml.safe_dump(told))
+        (home_folder / "config.yaml").write_text(yaml.safe_dump(config))
         app = await apps.current(home.resolve())
         adapter = APIServerAdapter(load_gateway_config(app.settings).platforms[Platform.API_SERVER])
         adapter.context.attach(app)

@@ -36,9 +36,9 @@ def test_adapter_constructor_touches_no_file(home_folder: Path) -> None:
 
 
 def test_session_db_is_opened_lazily(home_folder: Path) -> None:
-    made = adapter()
-    db = made._ensure_session_db()
-    assert db is made._ensure_session_db() and (home_folder / "state.db").exists()
+    server = adapter()
+    db = server._ensure_session_db()
+    assert db is server._ensure_session_db() and (home_folder / "state.db").exists()
     db.close()
 
 
@@ -93,8 +93,8 @@ async def test_idempotency_cache_does_not_keep_failures() -> None:
         await asyncio.sleep(0)
         raise ValueError("no")
 
-    told = await asyncio.gather(*(cache.get_or_set("k", "f", fail) for _ in range(3)), return_exceptions=True)
-    assert [str(error) for error in told] == ["no"] * 3 and calls == 1
+    results = await asyncio.gather(*(cache.get_or_set("k", "f", fail) for _ in range(3)), return_exceptions=True)
+    assert [str(error) for error in results] == ["no"] * 3 and calls == 1
     with pytest.raises(ValueError, match="no"):
         await cache.get_or_set("k", "f", fail)
     assert calls == 2

@@ -119,10 +119,10 @@ async def test_keys_are_listed_without_what_they_are(start: Start, monkeypatch: 
     tablet |= {"requests_per_minute": 60, "models": []}
     api = await start(keys=[*KEYS, tablet])
     async with api.get("/api/keys") as response:
-        found = {key["name"]: key for key in (await read_json(response))["data"]}
+        keys = {key["name"]: key for key in (await read_json(response))["data"]}
         text = await response.text()
-    assert list(found) == ["default", "anna", "ben", "tablet"]
-    assert found["tablet"] == {
+    assert list(keys) == ["default", "anna", "ben", "tablet"]
+    assert keys["tablet"] == {
         "object": "hermes.key",
         "name": "tablet",
         "scopes": ["chat"],
@@ -134,8 +134,8 @@ async def test_keys_are_listed_without_what_they_are(start: Start, monkeypatch: 
         "source": "TABLET_KEY",
         "current": False,
     }
-    assert (found["default"]["source"], found["default"]["current"]) == ("api_server.key", True)
-    assert "admin" in found["default"]["scopes"] and found["anna"]["source"] == "api_server.keys"
+    assert (keys["default"]["source"], keys["default"]["current"]) == ("api_server.key", True)
+    assert "admin" in keys["default"]["scopes"] and keys["anna"]["source"] == "api_server.keys"
     digest = KEYS[1]["key_sha256"]
     assert not any(secret in text for secret in (KEY, ANNA, BEN, digest, "sk-tablet-0123456789abcdef"))
 
@@ -157,9 +157,9 @@ async def test_mcp_servers_with_their_state(start: Start) -> None:
     }
     api = await start(settings={"mcp_servers": servers, "mcp_discovery_timeout": 30})
     async with api.get("/api/mcp") as response:
-        found = {one["name"]: one for one in (await read_json(response))["data"]}
+        providers = {one["name"]: one for one in (await read_json(response))["data"]}
         assert "sk-abcdefghijklmnopqrstuvwx" not in await response.text()
-    assert {name: one["state"] for name, one in found.items()} == {"plain": "idle", "off": "off", "broken": "idle"}
+    assert {name: one["state"] for name, one in providers.items()} == {"plain": "idle", "off": "off", "broken": "idle"}
     async with api.post("/api/mcp/plain/test") as response:
         plain = await read_json(response)
     assert (plain["state"], plain["error"]) == ("up", None) and "mcp_plain_add" in plain["tools"]

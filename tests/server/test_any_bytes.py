@@ -28,19 +28,19 @@ def request(key: str) -> bytes:
 
 def spoilt(data: bytes, luck: random.Random) -> bytes:
     """The request with a few bytes added, taken away or changed."""
-    made = bytearray(data)
+    mutated = bytearray(data)
     for _ in range(luck.randint(1, 3)):
-        at = luck.randrange(len(made))
+        at = luck.randrange(len(mutated))
         match luck.randrange(4):
             case 0:
-                made[at:at] = luck.choice(ODD)
+                mutated[at:at] = luck.choice(ODD)
             case 1:
-                del made[at : at + luck.randint(1, 12)]
+                del mutated[at : at + luck.randint(1, 12)]
             case 2:
-                made[at] = luck.randrange(256)
+                mutated[at] = luck.randrange(256)
             case _:
-                made[at : at + 1] = luck.choice(ODD)
-    return bytes(made)
+                mutated[at : at + 1] = luck.choice(ODD)
+    return bytes(mutated)
 
 
 async def first_answer(wire: Wire) -> RawAnswer | None:
@@ -94,8 +94,8 @@ async def test_pipelined_requests_are_answered_in_order(api: Api) -> None:
     api.model.script = [Reply(text=f"answer {number}", continues=False) for number in range(3)]
     async with await Wire.open(api.url) as wire:
         await wire.send(request(api.client.headers["Authorization"]) * 3)
-        said = [(await wire.answer()).json["choices"][0]["message"]["content"] for _ in range(3)]
-    assert said == ["answer 0", "answer 1", "answer 2"]
+        contents = [(await wire.answer()).json["choices"][0]["message"]["content"] for _ in range(3)]
+    assert contents == ["answer 0", "answer 1", "answer 2"]
 
 
 async def test_expect_100_continue(start: Start) -> None:

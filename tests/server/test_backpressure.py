@@ -88,13 +88,13 @@ class Counter:
         for block in blocks:
             self._take(frame(block.decode()))
 
-    def _take(self, got: Frame | None) -> None:
-        if got is None or got.data == "[DONE]":
+    def _take(self, frame: Frame | None) -> None:
+        if frame is None or frame.data == "[DONE]":
             return
-        if got.event == "response.output_text.delta":
-            self._said += got.data["delta"]
-        elif got.event is None:
-            self._said += "".join(choice["delta"].get("content", "") for choice in got.data["choices"])
+        if frame.event == "response.output_text.delta":
+            self._said += frame.data["delta"]
+        elif frame.event is None:
+            self._said += "".join(choice["delta"].get("content", "") for choice in frame.data["choices"])
         *whole, self._said = self._said.split(" ")
         for number in whole:
             assert int(number) == self.numbers, "a delta is missing, doubled or out of place"

@@ -193,10 +193,10 @@ REFUSED: list[tuple[str, Json, str, str, dict[str, str], int]] = [
 @pytest.fixture
 def inflaters(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each time that anything in the process began to inflate."""
-    begun: list[int] = []
+    starts: list[int] = []
     make = zlib.decompressobj
-    monkeypatch.setattr(zlib, "decompressobj", lambda *args, **more: begun.append(1) or make(*args, **more))
-    return begun
+    monkeypatch.setattr(zlib, "decompressobj", lambda *args, **more: starts.append(1) or make(*args, **more))
+    return starts
 
 
 @pytest.mark.parametrize(
@@ -355,13 +355,13 @@ SCHEMAS: list[tuple[str, Json, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "words"), [row[1:] for row in SCHEMAS], ids=[row[0] for row in SCHEMAS])
-async def test_uncheckable_strict_schema_is_rejected(api: Api, schema: Json, words: str) -> None:
+@pytest.mark.parametrize(("schema", "message"), [row[1:] for row in SCHEMAS], ids=[row[0] for row in SCHEMAS])
+async def test_uncheckable_strict_schema_is_rejected(api: Api, schema: Json, message: str) -> None:
     schema = json.loads(json.dumps(schema).replace("{url}", api.model.url))
     chat = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
     text = {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": schema}}
     for path, body in ((CHAT, user(response_format=chat)), (RESPONSES, {"input": "x", "text": text})):
         async with api.post(path, body) as response:
             error = await read_error(response, 400, "invalid_value")
-        assert any(word in error["message"] for word in words.split("|")), error
+        assert any(word in error["message"] for word in message.split("|")), error
     assert api.model.requests == []

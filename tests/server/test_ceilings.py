@@ -44,7 +44,7 @@ async def ended(api: Api, run_id: str) -> Any:
     async def record() -> Any:
         return await api.app.engine.get(run_id)
 
-    return await eventually(record, lambda found: found is not None and found.state.ended)
+    return await eventually(record, lambda value: value is not None and value.state.ended)
 
 
 # --- ways to begin a turn --------------------------------------------------------------------------------------------
@@ -282,15 +282,15 @@ async def test_key_concurrency_limit_applies_to_simultaneous_submissions(start: 
             async with api.post(path, body, **MORE) as response:
                 return response.status
 
-        found = await asyncio.gather(*(status() for _ in range(4)))
-        assert sorted(found)[1:] == [429] * 3
+        results = await asyncio.gather(*(status() for _ in range(4)))
+        assert sorted(results)[1:] == [429] * 3
         held.let_all()
 
         async def ended() -> tuple[list[str], int]:
             async with api.get("/v1/runs", **MORE) as response:
                 return [run["status"] for run in (await read_json(response))["data"]], api.app.engine.active
 
-        await eventually(ended, lambda found: found == (["completed"], 0))
+        await eventually(ended, lambda value: value == (["completed"], 0))
 
 
 async def _chat_of(api: Api) -> None:

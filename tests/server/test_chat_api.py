@@ -147,11 +147,11 @@ async def test_chat_stream_is_incremental(start: Start) -> None:
             stream = Stream(response)
             # The role comes before the provider has said anything.
             assert (await stream.next()).data["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-            got = []
+            deltas = []
             for _ in range(3):
                 model.let()
-                got.append((await stream.next()).data["choices"][0]["delta"])
-            assert got == [{"content": "Hello"}, {"content": " there"}, {"content": ", you."}]
+                deltas.append((await stream.next()).data["choices"][0]["delta"])
+            assert deltas == [{"content": "Hello"}, {"content": " there"}, {"content": ", you."}]
             rest = await stream.rest()
     assert rest[-1].data == "[DONE]"
 
@@ -489,8 +489,8 @@ async def test_store_false_leaves_nothing(api: Api, stream: bool) -> None:
 async def test_store_false_client_call_leaves_nothing(api: Api, home_folder: Path) -> None:
     api.model.script = [Reply(tool_calls=[Call("lamp", id="call_lamp")])]
     await api.ask("strawberries", store=False, tools=[function("lamp")])
-    kept = b"".join(path.read_bytes() for path in home_folder.glob("*.db*"))
-    assert kept and b"strawberries" not in kept
+    data = b"".join(path.read_bytes() for path in home_folder.glob("*.db*"))
+    assert data and b"strawberries" not in data
 
 
 async def test_concurrent_store_false_requests_do_not_wait(start: Start) -> None:

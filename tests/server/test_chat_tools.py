@@ -23,8 +23,10 @@ KEPT_OR_NOT = pytest.mark.parametrize("store", [True, False])
 
 async def ask(api: Api, body: Json, **headers: str) -> Json:
     """A plain answer."""
-    async with api.post(CHAT, body, headers={name.replace("_", "-"): value for name, value in headers.items()}) as got:
-        return await read_json(got)
+    async with api.post(
+        CHAT, body, headers={name.replace("_", "-"): value for name, value in headers.items()}
+    ) as response:
+        return await read_json(response)
 
 
 def message_and_finish(answer: Json) -> tuple[Json, str]:
@@ -101,8 +103,8 @@ async def test_client_tool_calls_are_streamed_by_index(api: Api) -> None:
         seen = await stream_of(response)
     deltas = [c["delta"] for f in seen[:-1] if f.event is None for c in f.data["choices"]]
     pieces = [piece for delta in deltas for piece in delta.get("tool_calls", [])]
-    begun = [piece for piece in pieces if "id" in piece]
-    assert begun == [
+    first_pieces = [piece for piece in pieces if "id" in piece]
+    assert first_pieces == [
         {"index": n, **tool_call(i, name, "")} for n, i, name in [(0, "call_lamp", "lamp"), (1, "call_horn", "horn")]
     ]
     whole = {n: "".join(p["function"].get("arguments", "") for p in pieces if p["index"] == n) for n in (0, 1)}
@@ -259,10 +261,10 @@ async def progress(api: Api, fields: Json | None = None, **headers: str) -> list
     return seen
 
 
-def check_progress(told: list[Json]) -> None:
-    begun, ended = told
-    assert {"tool", "emoji", "label", "toolCallId", "status"} <= set(begun)
-    assert (begun["tool"], begun["toolCallId"], begun["status"]) == ("todo", "call_todo", "running")
+def check_progress(items: list[Json]) -> None:
+    started, ended = items
+    assert {"tool", "emoji", "label", "toolCallId", "status"} <= set(started)
+    assert (started["tool"], started["toolCallId"], started["status"]) == ("todo", "call_todo", "running")
     assert (ended["tool"], ended["toolCallId"], ended["status"]) == ("todo", "call_todo", "completed")
     assert ended["error"] is False
     assert ended["duration"] >= 0

@@ -32,11 +32,11 @@ async def ask(api: Api, route: str, *, tools: bool = True, **headers: str) -> se
     if route == "chat":
         async with api.post(
             "/v1/chat/completions", user("hi", **({"tools": [LAMP]} if tools else {})), headers=named
-        ) as got:
-            await read_json(got)
+        ) as response:
+            await read_json(response)
     elif route == "responses":
-        async with api.post("/v1/responses", body, headers=named) as got:
-            await read_json(got)
+        async with api.post("/v1/responses", body, headers=named) as response:
+            await read_json(response)
     else:
         async with api.client.ws_connect(f"{api.url}/v1/responses", headers=named) as socket:
             await socket.send_json({"type": "response.create", **body})
@@ -93,7 +93,7 @@ async def test_subagent_and_job_do_not_gain_tools_of_turn(api: Api) -> None:
         await read_json(response)
     child = tool_names(api.model.requests[1])
     assert child and not {TOOLSETS[name] for name in child} & OF_THE_HOST
-    [made] = await api.app.store.jobs.list()
-    await api.app.engine.run(spec_of(made, time.time()))
+    [stored_job] = await api.app.store.jobs.list()
+    await api.app.engine.run(spec_of(stored_job, time.time()))
     names = {TOOLSETS[name] for name in tool_names(api.model.requests[-1])}
     assert names and not names & OF_THE_HOST

@@ -50,8 +50,8 @@ async def test_assistant_continuation_returns_rest(api: Api) -> None:
     api.model.script = [Reply(text="time."), Reply(text="The end.")]
     answer, first = await ask(api, STORY, BEGUN)
     assert answer == "time."
-    question, begun, more = model_messages(api)
-    assert (question, begun) == (STORY, BEGUN)
+    question, partial, more = model_messages(api)
+    assert (question, partial) == (STORY, BEGUN)
     assert more["role"] == "user"
     assert GO_ON in more["content"]
     whole = message("assistant", "Once upon a time.")
@@ -64,8 +64,8 @@ async def test_assistant_continuation_returns_rest(api: Api) -> None:
 async def test_assistant_continuation_extends_answer_in_session(api: Api) -> None:
     api.model.script = [Reply(text="Once upon a "), Reply(text="time"), Reply(text=" there was."), Reply(text="Yes.")]
     _, first = await ask(api, STORY)
-    for begun, more in (("Once upon a ", "time"), ("Once upon a time", " there was.")):
-        answer, session_id = await ask(api, STORY, message("assistant", begun))
+    for partial, more in (("Once upon a ", "time"), ("Once upon a time", " there was.")):
+        answer, session_id = await ask(api, STORY, message("assistant", partial))
         assert (answer, session_id) == (more, first)
     whole = ("assistant", "Once upon a time there was.")
     assert await transcript(api, first) == [("user", "a story"), whole]
@@ -87,9 +87,9 @@ async def test_assistant_continuation_stream_has_only_rest(api: Api) -> None:
 
 
 async def test_assistant_continuation_drops_repetition(api: Api) -> None:
-    begun = "It was a dark and stormy night, and the rain fell in torrents"
+    beginning = "It was a dark and stormy night, and the rain fell in torrents"
     api.model.script = [Reply(text="and the rain fell in torrents, except at times.")]
-    assert (await ask(api, STORY, message("assistant", begun)))[0] == ", except at times."
+    assert (await ask(api, STORY, message("assistant", beginning)))[0] == ", except at times."
 
 
 async def test_assistant_continuation_with_tools(api: Api) -> None:

@@ -59,7 +59,7 @@ async def runs(api: Api) -> list[Json]:
 
 async def the_run(api: Api) -> Json:
     """The only run there is, ended."""
-    seen = await eventually(lambda: runs(api), lambda found: found and found[0]["finished_at"])
+    seen = await eventually(lambda: runs(api), lambda value: value and value[0]["finished_at"])
     assert len(seen) == 1
     return dict(seen[0])
 
@@ -72,8 +72,8 @@ async def last_event(api: Api, run_id: str) -> Json:
 
 async def rows(api: Api, session_id: str) -> list[Json]:
     async with api.get(f"/api/sessions/{session_id}/messages") as response:
-        found: list[Json] = (await read_json(response))["data"]
-        return found
+        runs: list[Json] = (await read_json(response))["data"]
+        return runs
 
 
 async def noticed(model: HeldModel) -> None:
@@ -116,7 +116,7 @@ async def test_disconnect_mid_answer(start: Start, kind: str, way: str) -> None:
         if "stream" in kind:
             await wire.read_until(b"Half")
         else:
-            await eventually(lambda: texts(api), lambda found: "Half" in found)
+            await eventually(lambda: texts(api), lambda value: "Half" in value)
         await WAYS[way](wire)
         await noticed(model)
         run = await the_run(api)
@@ -132,24 +132,24 @@ async def test_disconnect_mid_answer(start: Start, kind: str, way: str) -> None:
 async def texts(api: Api) -> str:
     """All text that the first run has said so far."""
     (run,) = await runs(api)
-    said = ""
+    text = ""
     async with api.get(f"/v1/runs/{run['run_id']}/events") as response:
         stream = Stream(response)
         while True:
             event = (await stream.next()).data
             if event["event"] == "message.delta":
-                return said + str(event["delta"])
+                return text + str(event["delta"])
 
 
 async def check_response(api: Api, response_id: str, text: str) -> None:
-    made: Json = {"status": "in_progress"}
+    payload: Json = {"status": "in_progress"}
     async with asyncio.timeout(20):
-        while made["status"] == "in_progress":  # the run has ended; its response is written right after it
+        while payload["status"] == "in_progress":  # the run has ended; its response is written right after it
             async with api.get(f"{RESPONSES}/{response_id}") as response:
-                made = await read_json(response)
-    assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})
-    said = [part["text"] for item in made["output"] for part in item.get("content", [])]
-    assert said == ([text] if text else [])
+                payload = await read_json(response)
+    assert (payload["status"], payload["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})
+    texts = [part["text"] for item in payload["output"] for part in item.get("content", [])]
+    assert texts == ([text] if text else [])
 
 
 async def test_disconnect_while_waiting_for_session(start: Start) -> None:
@@ -179,9 +179,9 @@ async def test_disconnect_with_open_question(start: Start) -> None:
         wire.reset()
         run = await the_run(api)
         assert (run["status"], run["pending_question"]) == ("cancelled", None)
-        found = await rows(api, "hall")
-        assert [row["role"] for row in found] == ["user", "assistant", "tool", "assistant"]
-        assert "interrupted" in found[2]["content"]
+        stored_rows = await rows(api, "hall")
+        assert [row["role"] for row in stored_rows] == ["user", "assistant", "tool", "assistant"]
+        assert "interrupted" in stored_rows[2]["content"]
 
 
 async def test_many_disconnects_are_noticed(start: Start) -> None:
@@ -192,7 +192,7 @@ async def test_many_disconnects_are_noticed(start: Start) -> None:
         for wire in wires:
             wire.reset()
         await model.until(lambda: model.open_streams == 0, timeout=2 * NOTICED_S)
-        seen = await eventually(lambda: runs(api), lambda found: all(run["finished_at"] for run in found))
+        seen = await eventually(lambda: runs(api), lambda value: all(run["finished_at"] for run in value))
         assert {run["status"] for run in seen} == {"cancelled"}
 
 
@@ -381,15 +381,15 @@ async def test_disconnect_before_first_store_of_response(
 ) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings)
-        kept, reached = type(api.context.stored_responses), asyncio.Event()
-        put = kept.put
+        responses_type, reached = type(api.context.stored_responses), asyncio.Event()
+        put = responses_type.put
 
         async def stuck(*_: Any) -> None:
-            monkeypatch.setattr(kept, "put", put)
+            monkeypatch.setattr(responses_type, "put", put)
             reached.set()
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(kept, "put", stuck)
+        monkeypatch.setattr(responses_type, "put", stuck)
         wire = await send(api, "response stream", **({"X_Hermes_Detach": "true"} if detached else {}))
         await reached.wait()
         await model.wait_for_request()

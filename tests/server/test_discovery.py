@@ -364,15 +364,15 @@ async def test_capabilities_auth_not_required_on_open_server(start: Start) -> No
 
 async def test_capabilities_name_every_feature(api: Api) -> None:
     features = (await capabilities_of(api))["features"]
-    words = {name: value for name, value in features.items() if isinstance(value, str)}
-    assert words == {
+    texts = {name: value for name, value in features.items() if isinstance(value, str)}
+    assert texts == {
         "session_continuity_header": "X-Hermes-Session-Id",
         "session_key_header": "X-Hermes-Session-Key",
         "idempotency_header": "Idempotency-Key",
         "detach_header": "X-Hermes-Detach",
         "tool_progress_header": "X-Hermes-Tool-Progress",
     }
-    assert set(features) - set(words) == set(FEATURES)
+    assert set(features) - set(texts) == set(FEATURES)
     assert all(isinstance(features[name], bool) for name in FEATURES)
     assert not any(features[name] for name in NEVER)
 
@@ -481,9 +481,9 @@ async def toolsets_of(api: Api) -> dict[str, Json]:
 
 
 async def test_toolsets_are_listed(api: Api) -> None:
-    found = await toolsets_of(api)
-    assert list(found) == list(DEFAULTS)
-    assert found["todo"] == {
+    toolsets = await toolsets_of(api)
+    assert list(toolsets) == list(DEFAULTS)
+    assert toolsets["todo"] == {
         "name": "todo",
         "label": "Todo",
         "description": "Plan and track work of several steps.",
@@ -499,10 +499,12 @@ async def test_toolsets_are_listed(api: Api) -> None:
     [({"toolsets": ["memory"]}, {}), ({}, {"platform_toolsets": {"api_server": ["memory"]}})],
 )
 async def test_toolset_can_be_disabled(start: Start, options: Json, settings: Json) -> None:
-    found = await toolsets_of(await start(settings=settings, **options))
-    assert {name for name, entry in found.items() if entry["enabled"]} == {"memory"}
-    assert found["memory"]["available"]
-    assert not found["todo"]["available"] and found["todo"]["configured"] and found["todo"]["tools"] == ["todo"]
+    toolsets = await toolsets_of(await start(settings=settings, **options))
+    assert {name for name, entry in toolsets.items() if entry["enabled"]} == {"memory"}
+    assert toolsets["memory"]["available"]
+    assert (
+        not toolsets["todo"]["available"] and toolsets["todo"]["configured"] and toolsets["todo"]["tools"] == ["todo"]
+    )
 
 
 async def test_tool_with_missing_requirement_is_unavailable(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,10 +94,10 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
 
 
 def at(document: Json, ref: str) -> Any:
-    found: Any = document
+    node: Any = document
     for part in ref.removeprefix("#/").split("/"):
-        found = found[part]
-    return found
+        node = node[part]
+    return node
 
 
 # --- the description -------------------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ def at(document: Json, ref: str) -> Any:
 async def test_openapi_describes_every_route_once(api: Api) -> None:
     document = await document_of(api)
     assert document["openapi"] == "3.1.0" and document["info"]["version"] == hermes.__version__
-    found = {operation["operationId"]: (way, path) for way, path, operation in operations(document)}
-    assert found == {route.name: (route.method, route.path) for route in ROUTES}
+    by_id = {operation["operationId"]: (way, path) for way, path, operation in operations(document)}
+    assert by_id == {route.name: (route.method, route.path) for route in ROUTES}
 
 
 async def test_openapi_references_resolve(api: Api) -> None:
@@ -200,9 +200,9 @@ async def test_chat_completion_matches_openapi(start: Start) -> None:
 
 
 def check(document: Json, operation: Json, status: int, body: Json) -> None:
-    found = operation["responses"][str(status)]
-    found = at(document, found["$ref"]) if "$ref" in found else found
-    schema = found["content"]["application/json"]["schema"]
+    response = operation["responses"][str(status)]
+    response = at(document, response["$ref"]) if "$ref" in response else response
+    schema = response["content"]["application/json"]["schema"]
     jsonschema_rs.Draft202012Validator({**schema, "components": document["components"]}).validate(body)
 
 
@@ -240,13 +240,13 @@ async def test_docs_page_describes_everything(api: Api) -> None:
     assert {f"schema-{name}" for name in document["components"]["schemas"]} <= page.ids
     assert {link[1:] for link in page.links if link.startswith("#")} <= page.ids
     text = "".join(page.words)
-    for words in ("/v1/chat/completions", "X-Hermes-Session-Key", "starting_after", "≤ 2", "xhigh", "sessions:read"):
-        assert words in text
+    for phrase in ("/v1/chat/completions", "X-Hermes-Session-Key", "starting_after", "≤ 2", "xhigh", "sessions:read"):
+        assert phrase in text
 
 
 def test_docs_page_escapes_html(monkeypatch: pytest.MonkeyPatch) -> None:
     evil = "<script>alert('1')</script>\"'&"
-    told = openapi.document()
+    document = openapi.document()
     operation = {
         "operationId": evil,
         "summary": evil,
@@ -263,7 +263,7 @@ def test_docs_page_escapes_html(monkeypatch: pytest.MonkeyPatch) -> None:
         "paths": {evil: {"get": operation}},
         "components": {"responses": {}, "schemas": {evil: {"description": evil, "properties": {evil: {}}}}},
     }
-    monkeypatch.setattr(openapi, "document", lambda: {**told, **doubtful})
+    monkeypatch.setattr(openapi, "document", lambda: {**document, **doubtful})
     page = Page(documents._docs_page.__wrapped__())
     assert "script" not in page.tags and "alert('1')" in "".join(page.words)
 

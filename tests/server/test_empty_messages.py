@@ -22,8 +22,8 @@ def user(content: Any) -> Json:
 
 async def session(api: Api) -> str:
     async with api.post("/api/sessions", {}) as response:
-        made: Json = await read_json(response, 201)
-        return str(made["session"]["id"])
+        body: Json = await read_json(response, 201)
+        return str(body["session"]["id"])
 
 
 @pytest.mark.parametrize("content", BLANK)

@@ -48,9 +48,9 @@ class Disk:
 
 @pytest.fixture(params=FAULTS)
 def disk(api: Api, request: pytest.FixtureRequest) -> Iterator[Disk]:
-    found = Disk(api, request.param)
-    yield found
-    found.mend()
+    disk = Disk(api, request.param)
+    yield disk
+    disk.mend()
 
 
 def failing(api: Api, disk: Disk, reply: Reply) -> Callable[[Request], Any]:
@@ -83,11 +83,11 @@ def end_of(path: str, seen: list[Frame]) -> tuple[str, str, Json]:
     if path == RESPONSES:
         assert seen[-1].data == "[DONE]"
         last = seen[-2].data
-        said = "".join(frame.data["delta"] for frame in seen if frame.event == "response.output_text.delta")
-        return last["type"], said, last["response"]
+        text = "".join(frame.data["delta"] for frame in seen if frame.event == "response.output_text.delta")
+        return last["type"], text, last["response"]
     assert names[-1] == "done"
-    said = "".join(frame.data["delta"] for frame in seen if frame.event == "assistant.delta")
-    return str(names[-2]), said, seen[-2].data
+    text = "".join(frame.data["delta"] for frame in seen if frame.event == "assistant.delta")
+    return str(names[-2]), text, seen[-2].data
 
 
 def warned(path: str, seen: list[Frame], last: Json) -> bool:

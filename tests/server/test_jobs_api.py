@@ -33,8 +33,8 @@ async def create_job(api: Api, schedule: str = "every 2h", **fields: Any) -> Jso
 
 async def get_job(api: Api, job: Json) -> Json:
     async with api.get(f"{JOBS}/{job['id']}") as response:
-        found: Json = (await read_json(response))["job"]
-        return found
+        job_object: Json = (await read_json(response))["job"]
+        return job_object
 
 
 async def test_job_create_round_trip(api: Api) -> None:
@@ -165,14 +165,14 @@ async def test_job_script_effort_and_continuity_can_be_cleared(api: Api) -> None
 
 
 @pytest.mark.parametrize(
-    ("named", "kept"), [("fast", ("fast", None)), ("second/deep", ("deep", "second"))], ids=["alias", "provider"]
+    ("named", "expected"), [("fast", ("fast", None)), ("second/deep", ("deep", "second"))], ids=["alias", "provider"]
 )
-async def test_clearing_job_model_clears_provider(start: Start, named: str, kept: tuple[str, str]) -> None:
+async def test_clearing_job_model_clears_provider(start: Start, named: str, expected: tuple[str, str]) -> None:
     second = {"base_url": "http://127.0.0.1:1/v1", "api_key": "key-12345678", "models": ["deep"]}
     routes = {"fast": {"model": "deep", "provider": "second"}}
     api = await start(settings={"providers": {"second": second}}, model_routes=routes)
     job = await create_job(api, model=named)
-    assert (job["model"], job["provider"]) == kept
+    assert (job["model"], job["provider"]) == expected
     async with api.patch(f"{JOBS}/{job['id']}", {"model": None}) as response:
         new = (await read_json(response))["job"]
     assert (new["model"], new["provider"]) == (None, None)
@@ -226,7 +226,7 @@ async def _runs_once(api: Api, held: HeldModel) -> None:
     run = await eventually(shown, lambda run: run["finished_at"])
     assert (run["kind"], run["status"], run["session_id"]) == ("job", "completed", "diary")
     async with api.get(f"{JOBS}/{job['id']}/runs") as response:
-        assert [found["run_id"] for found in (await read_json(response))["data"]] == [began["run_id"]]
+        assert [item["run_id"] for item in (await read_json(response))["data"]] == [began["run_id"]]
     other = await create_job(api)
     async with api.get(f"{JOBS}/{other['id']}/runs") as response:
         assert (await read_json(response))["data"] == []
@@ -260,7 +260,7 @@ async def test_server_runs_due_jobs(start: Start) -> None:
     job = await create_job(api)
     await api.app.store.jobs.update(job["id"], next_run_at=time.time() - 1)
     api.app.serve()
-    done = await eventually(lambda: get_job(api, job), lambda found: found["last_status"] == "completed")
+    done = await eventually(lambda: get_job(api, job), lambda value: value["last_status"] == "completed")
     assert done["repeat"]["completed"] == 1 and done["next_run_at"] > time.time()
 
 

@@ -105,7 +105,7 @@ async def _things(api: Api, key: str) -> Json:
         async with api.get(f"/v1/runs/{run['run_id']}", **more) as response:
             return await read_json(response)
 
-    await eventually(state, lambda found: found["finished_at"])
+    await eventually(state, lambda value: value["finished_at"])
     async with api.post("/api/jobs", {"schedule": "1d", "prompt": "x"}, **more) as response:
         ids["job_id"] = (await read_json(response, 201))["job"]["id"]
     return ids
@@ -190,13 +190,13 @@ async def test_run_is_visible_under_scope_of_its_route_or_runs(start: Start, kin
                 ):
                     async with api.client.request(
                         method, f"{api.url}/v1/runs/{run_id}{rest}", json=given, **anna
-                    ) as got:
-                        assert got.status == (fine if covered else 403), (scopes, method, rest)
-                async with api.get("/v1/runs", **anna) as got:
+                    ) as answer:
+                        assert answer.status == (fine if covered else 403), (scopes, method, rest)
+                async with api.get("/v1/runs", **anna) as answer:
                     if not {"runs", "chat", "jobs"} & set(scopes):
-                        await read_error(got, 403, "insufficient_scope")
+                        await read_error(answer, 403, "insufficient_scope")
                     else:
-                        listed = [run["run_id"] for run in (await read_json(got))["data"]]
+                        listed = [run["run_id"] for run in (await read_json(answer))["data"]]
                         assert listed == ([run_id] if covered else [])
                         async with api.get(f"/v1/runs?kind={kind}", **anna) as asked:
                             assert len((await read_json(asked))["data"]) == len(listed)
@@ -228,7 +228,7 @@ async def test_lists_and_searches_are_scoped_to_owner(two: Two) -> None:
 
     async def seen(path: str, key: str, name: str) -> set[str]:
         async with two.api.get(path, headers=bearer(key)) as response:
-            return {found[name] for found in (await read_json(response))["data"]}
+            return {item[name] for item in (await read_json(response))["data"]}
 
     for path, name, kind in (
         ("/v1/runs", "run_id", "run_id"),
@@ -250,8 +250,8 @@ async def test_admin_sees_owner_of_each_resource(two: Two) -> None:
     ):
         async with two.api.get(path) as response:
             document = await read_json(response)
-        found = document.get("session") or document.get("job") or document
-        assert found["owner"] == "anna"
+        session = document.get("session") or document.get("job") or document
+        assert session["owner"] == "anna"
         async with two.api.get(path, headers=bearer(ANNA)) as response:
             assert "anna" not in (await response.text()).replace(two.ids["session_id"], "")
 
@@ -354,12 +354,12 @@ async def test_always_approval_requires_admin(start: Start) -> None:
         async with api.get(f"/v1/runs/{run_id}", **more) as response:
             return await read_json(response)
 
-    await eventually(state, lambda found: found["pending_approvals"])
+    await eventually(state, lambda value: value["pending_approvals"])
     async with api.post(f"/v1/runs/{run_id}/approval", {"choice": "always"}, **more) as response:
         await read_error(response, 403, "insufficient_scope")
     async with api.post(f"/v1/runs/{run_id}/approval", {"choice": "deny"}, **more) as response:
         await read_json(response)
-    await eventually(state, lambda found: found["finished_at"])
+    await eventually(state, lambda value: value["finished_at"])
 
 
 def test_rate_limit_bucket_refills_to_limit() -> None:

@@ -26,8 +26,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def photos(count: int = 4, size: int = PHOTO_BYTES) -> list[str]:
     """Data URLs of images, each another one."""
-    made = (PNG + bytes([number]) * size for number in range(count))
-    return [f"data:image/png;base64,{base64.b64encode(one).decode()}" for one in made]
+    images = (PNG + bytes([number]) * size for number in range(count))
+    return [f"data:image/png;base64,{base64.b64encode(one).decode()}" for one in images]
 
 
 def parts(urls: list[str]) -> list[Json]:
@@ -42,8 +42,11 @@ def items(urls: list[str]) -> list[Json]:
 
 def send(api: Api, path: str, body: Json, **headers: str) -> Any:
     """A request whose body is read from a file: the client warns of large ones in memory."""
-    told = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
-    return api.client.post(api.url + path, data=io.BytesIO(json.dumps(body).encode()), headers=told)
+    all_headers = {
+        "Content-Type": "application/json",
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    return api.client.post(api.url + path, data=io.BytesIO(json.dumps(body).encode()), headers=all_headers)
 
 
 # --- four photos -----------------------------------------------------------------------------------------------------
@@ -76,14 +79,14 @@ async def test_four_photos_fit_into_request(start: Start, route: str) -> None:
 
 def unnamed_files(folder: Path) -> int:
     """How many files without a name this process has open on the folder's disk."""
-    found = 0
+    count = 0
     for entry in Path("/proc/self/fd").iterdir():
         try:
             target = os.readlink(entry)
         except OSError:
             continue
-        found += target.startswith(f"{folder}/") and target.endswith("(deleted)")
-    return found
+        count += target.startswith(f"{folder}/") and target.endswith("(deleted)")
+    return count
 
 
 async def test_large_body_is_spooled_to_file(api: Api, home_folder: Path) -> None:
@@ -185,11 +188,11 @@ async def test_websocket_releases_body_memory(start: Start) -> None:
 async def test_detached_work_releases_body_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     api = await start(Reply(text="Fine.", continues=False))
     memory = api.context.body_memory = Budget(5_000_000)
-    claim, begun, gone = api.context.idempotency._claim, asyncio.Event(), asyncio.Event()
+    claim, claim_started, disconnected = api.context.idempotency._claim, asyncio.Event(), asyncio.Event()
 
     async def claim_later(*args: Any) -> Any:
-        begun.set()
-        await gone.wait()
+        claim_started.set()
+        await disconnected.wait()
         return await claim(*args)
 
     monkeypatch.setattr(api.context.idempotency, "_claim", claim_later)
@@ -201,10 +204,10 @@ async def test_detached_work_releases_body_memory(start: Start, monkeypatch: pyt
     async with await Wire.open(api.url) as wire:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
         await wire.send(f"{head}Idempotency-Key: one\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-        await asyncio.wait_for(begun.wait(), 30)
+        await asyncio.wait_for(claim_started.wait(), 30)
         assert memory._used > 0
     await eventually(used, lambda size: size == 0)
-    gone.set()
+    disconnected.set()
     await api.model.until(lambda: bool(api.model.requests), timeout=30)
     assert memory._used == 0
 
@@ -212,21 +215,21 @@ async def test_detached_work_releases_body_memory(start: Start, monkeypatch: pyt
 async def test_body_memory_budget_is_fair_and_never_lost() -> None:
     budget = Budget(10)
     await budget.take(25, 0)  # more than there is, but alone
-    got: list[int] = []
+    amounts: list[int] = []
 
     async def want(amount: int, wait_s: float = 5) -> None:
         await budget.take(amount, wait_s)
-        got.append(amount)
+        amounts.append(amount)
 
     tasks = [asyncio.create_task(want(amount)) for amount in (6, 7, 4)]
     hurried = asyncio.create_task(want(1, 0))
     with pytest.raises(TimeoutError):
         await hurried
-    assert got == [] and not budget.take_now(1)
+    assert amounts == [] and not budget.take_now(1)
     tasks[1].cancel()
     budget.give_back(25)  # also while one that waits is being cancelled
     await asyncio.wait(tasks)
-    assert got == [6, 4] and not budget.take_now(1)
-    for amount in got:
+    assert amounts == [6, 4] and not budget.take_now(1)
+    for amount in amounts:
         budget.give_back(amount)
     assert budget.take_now(10) and not budget.take_now(1)

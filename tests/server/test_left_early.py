@@ -25,10 +25,10 @@ class Held:
         whole: Callable[..., Awaitable[Any]] = getattr(owner, name)
 
         async def held(*args: Any, **named: Any) -> Any:
-            found = await whole(*args, **named)
+            result = await whole(*args, **named)
             self.reached.set()
             await self.go.wait()
-            return found
+            return result
 
         monkeypatch.setattr(owner, name, held)
 
@@ -52,7 +52,7 @@ async def test_disconnect_during_run_submission_continues_run(api: Api, monkeypa
     spec, engine = RunSpec("hi", "hall"), api.app.engine
     held = Held(monkeypatch, type(api.app.store.runs), "append")
     await held.leave(asyncio.create_task(engine.submit(spec)))
-    record: Any = await eventually(lambda: engine.get(spec.run_id), lambda found: found and found.state.ended)
+    record: Any = await eventually(lambda: engine.get(spec.run_id), lambda value: value and value.state.ended)
     assert record.state.status == "completed"
     await eventually(lambda: asyncio.sleep(0, engine.live(spec.run_id)), lambda live: live is None)
 
@@ -77,8 +77,8 @@ async def test_disconnect_during_first_response_store(
     await eventually(lambda: asyncio.sleep(0, handling))
     await held.leave(handling[0])
     asking.cancel()
-    await eventually(api.context.stored_responses.unfinished, lambda found: not found)
-    await eventually(lambda: unended(api), lambda found: not found)
+    await eventually(api.context.stored_responses.unfinished, lambda value: not value)
+    await eventually(lambda: unended(api), lambda value: not value)
     if body.get("background") or headers:
         [run] = await api.app.engine.list()
         assert run.state.status == "completed"

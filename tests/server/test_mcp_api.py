@@ -98,8 +98,8 @@ async def test_sessions_are_listed_searched_and_read(start: Start, era: str) -> 
         session_id = asked["session_id"]
         listed = await called(client, "list_sessions", limit=5)
         assert [session["id"] for session in listed["data"]] == [session_id] and not listed["has_more"]
-        found = await called(client, "search_sessions", q="shed")
-        assert [match["session_id"] for match in found["data"]] == [session_id]
+        run = await called(client, "search_sessions", q="shed")
+        assert [match["session_id"] for match in run["data"]] == [session_id]
         read = await called(client, "read_session", session_id=session_id, limit=1)
         assert [message["content"] for message in read["data"]] == ["The melon is in the shed."] and read["has_more"]
         resource = (await client.list_resources()).resources[0]

@@ -42,9 +42,9 @@ async def test_memory_is_read_and_changed_and_reaches_the_model(api: Api) -> Non
     told_entries = await changed(api, "memory", {"action": "replace", "old_text": "Tea", "content": "Cake at five."})
     assert told_entries["entries"] == ["Tea at four.", "Cake at five."]
     await changed(api, "user", {"action": "add", "content": "Likes cats."})
-    found = await memory_of(api)
-    assert found["memory"]["entries"] == ["Tea at four.", "Cake at five."]
-    assert found["user"]["entries"] == ["Likes cats."] and found["user"]["chars"] == len("Likes cats.")
+    memory = await memory_of(api)
+    assert memory["memory"]["entries"] == ["Tea at four.", "Cake at five."]
+    assert memory["user"]["entries"] == ["Likes cats."] and memory["user"]["chars"] == len("Likes cats.")
     api.model.script = [Reply(text="Yes.")]
     async with api.post("/v1/chat/completions", user("hi")) as response:
         await read_json(response)

@@ -29,14 +29,14 @@ async def remember(api: Api, route: str, body: Json, headers: Json) -> Any:
                 pass
         assert event["type"] == "response.completed", event
         return {}
-    path, said = {
+    path, default_body = {
         "chat": ("/v1/chat/completions", user("hi")),
         "responses": ("/v1/responses", {"input": "hi"}),
         "session": ("/api/sessions/hall/chat", {"message": "hi"}),
     }[route]
     if route == "session":
         await read_json(await api.post("/api/sessions", {"id": "hall"}), 201)
-    async with api.post(path, {**said, **body}, headers=headers) as response:
+    async with api.post(path, {**default_body, **body}, headers=headers) as response:
         await read_json(response)
         return response.headers
 

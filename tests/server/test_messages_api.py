@@ -158,8 +158,8 @@ async def test_stop_sequence_is_a_stop_reason(start: Start, mode: str, stream: b
         route = {"base_url": address, "api_mode": mode, "api_key": PROVIDER_KEY}
         api = await start(settings={"model": {"default": "test-model", **route}})
 
-        async def stop(said: str | None) -> tuple[str, str | None]:
-            model.script = [Reply(text="One, two, ", stop_sequence=said)]
+        async def stop(stop_sequence: str | None) -> tuple[str, str | None]:
+            model.script = [Reply(text="One, two, ", stop_sequence=stop_sequence)]
             body = user("Count.", stop_sequences=["three", "four"])
             message = accumulated(await streamed(api, body)) if stream else await ask(api, body)
             return message["stop_reason"], message["stop_sequence"]
@@ -186,8 +186,8 @@ async def test_messages_of_a_turn_are_blocks(api: Api) -> None:
 async def test_server_tools_are_told_to_clients_that_skip_unknown_events(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Tea.")] * 2
     seen = await streamed(api, user(), {**VERSION, "User-Agent": "curl/8.0"})
-    told = [frame.data["status"] for frame in seen if frame.event == "hermes.tool.progress"]
-    assert told == ["running", "completed"]
+    statuses = [frame.data["status"] for frame in seen if frame.event == "hermes.tool.progress"]
+    assert statuses == ["running", "completed"]
     in_pings = await streamed(api, user(), {**VERSION, "X-Hermes-Tool-Progress": "chunk"})
     pings = [frame.data["hermes"]["tool_progress"] for frame in in_pings if "hermes" in frame.data]
     assert [ping["status"] for ping in pings] == ["running", "completed"]
@@ -198,13 +198,13 @@ async def test_thinking_blocks(api: Api, stream: bool) -> None:
     api.model.script = [Reply(reasoning="Hm.", text="Yes."), Reply(reasoning="Hm.", text="No."), Reply(text="Sure.")]
     question = user("well?", thinking={"type": "enabled", "budget_tokens": 2000})
     answer = accumulated(await streamed(api, question)) if stream else await ask(api, question)
-    thought, said = answer["content"]
+    thought, text_block = answer["content"]
     assert (thought["type"], thought["thinking"]) == ("thinking", "Hm.") and thought["signature"]
-    assert said == {"type": "text", "text": "Yes."}
+    assert text_block == {"type": "text", "text": "Yes."}
     hidden = {"type": "adaptive", "display": "omitted"}
     answer = accumulated(await streamed(api, user("so?", thinking=hidden)))
     assert [block["type"] for block in answer["content"]] == ["text"]
-    history = [*question["messages"], {"role": "assistant", "content": [thought, said]}]
+    history = [*question["messages"], {"role": "assistant", "content": [thought, text_block]}]
     await ask(api, {**question, "messages": [*history, {"role": "user", "content": "sure?"}]})
     assert sent(api.model.requests[2]) == [("user", "well?"), ("assistant", "Yes."), ("user", "sure?")]
 
@@ -267,14 +267,14 @@ async def test_images_and_documents(api: Api) -> None:
     data = base64.b64encode(b"Bread.").decode()
     file = {"type": "document", "source": {"type": "base64", "media_type": "text/plain", "data": data}}
     text = {"type": "text", "text": "What is this?", "cache_control": {"type": "ephemeral"}}
-    found = {"type": "search_result", "title": "Tea", "source": "https://tea.example", "content": [text]}
-    async with api.post(MESSAGES, user([image, linked, notes, file, found, text]), headers=VERSION) as response:
+    search_result = {"type": "search_result", "title": "Tea", "source": "https://tea.example", "content": [text]}
+    async with api.post(MESSAGES, user([image, linked, notes, file, search_result, text]), headers=VERSION) as response:
         assert response.status == 200, await response.text()
     parts = api.model.requests[0].body["messages"][-1]["content"]
     urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
     assert urls[0].startswith("data:image/png;base64,") and urls[1] == "https://example.org/a.png"
-    said = json.dumps(parts)
-    assert all(words in said for words in ("List", "Milk.", "Bread.", "https://tea.example", "What is this?"))
+    encoded = json.dumps(parts)
+    assert all(part in encoded for part in ("List", "Milk.", "Bread.", "https://tea.example", "What is this?"))
 
 
 BAD: list[tuple[Json, str, str]] = [
@@ -359,8 +359,8 @@ async def test_result_of_a_call_that_failed_and_words_beside_it(api: Api) -> Non
     question = user("light", tools=[LAMP])
     answer = await ask(api, question)
     result = {"type": "tool_result", "tool_use_id": "call_lamp", "content": "no power", "is_error": True}
-    words = [result, {"type": "text", "text": "Hurry."}]
-    turn = [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": words}]
+    blocks = [result, {"type": "text", "text": "Hurry."}]
+    turn = [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": blocks}]
     await ask(api, {**question, "messages": [*question["messages"], *turn]})
     assert sent(api.model.requests[1])[-2:] == [("tool", "Error: no power"), ("user", "Hurry.")]
 
@@ -387,12 +387,12 @@ async def test_thread_goes_on_from_a_message(api: Api, stream: bool) -> None:
 
     second = await ask(api, after(answer, [result]))
     assert second["content"] == [{"type": "text", "text": "It is on."}]
-    for words in ("sure?", "really?"):  # twice from the same place
-        await ask(api, after(second, words))
+    for follow_up in ("sure?", "really?"):  # twice from the same place
+        await ask(api, after(second, follow_up))
         request = api.model.requests[-1]
         roles = [message["role"] for message in request.body["messages"]]
         assert roles == ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
-        assert "Be brief." in request.turns[0].text and request.turns[-1].text == words
+        assert "Be brief." in request.turns[0].text and request.turns[-1].text == follow_up
         assert "lamp" in [tool["function"]["name"] for tool in request.body["tools"]]
     async with api.post(MESSAGES, after({"id": "msg_gone"}, "x")) as response:
         await read_messages_error(response, 404, "not_found_error", "message_not_found", "thread.previous_message_id")
@@ -545,9 +545,9 @@ async def test_idempotency_key(api: Api) -> None:
 
 
 async def test_stream_is_resumed_from_any_event(start: Start) -> None:
-    words = [f"word {n} " for n in range(6)]
+    texts = [f"word {n} " for n in range(6)]
     api = await start(
-        Reply(reasoning="Hm.", text=words, tool_calls=[TODO, HALL]),
+        Reply(reasoning="Hm.", text=texts, tool_calls=[TODO, HALL]),
         settings={"agent": {"delta_window_ms": 0, "api_max_retries": 0}},
     )
     body = user("go", tools=[LAMP], thinking={"type": "adaptive"}, stream=True)
@@ -609,7 +609,7 @@ async def test_disconnect_stops_the_turn(start: Start) -> None:
         async with api.get(f"/v1/runs/{run_id}") as response:
             return str((await response.json())["status"])
 
-    await eventually(status, lambda found: found == "cancelled")
+    await eventually(status, lambda value: value == "cancelled")
 
 
 async def test_approval_is_asked_for_in_the_stream(start: Start) -> None:

@@ -246,11 +246,11 @@ async def test_metrics_count_subagent_tokens_once(start: Start) -> None:
 
 async def test_request_continues_traceparent(start: Start) -> None:
     api = await start(Reply(text="One."), Reply(text="Two."))
-    kept = InMemorySpanExporter()
-    api.app.engine.listeners.append(Traces(SimpleSpanProcessor(kept)).hear)
+    exporter = InMemorySpanExporter()
+    api.app.engine.listeners.append(Traces(SimpleSpanProcessor(exporter)).hear)
     header = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     for headers in (header, {}):
         async with api.post(CHAT, user(), headers=headers) as response:
             await read_json(response)
-    parents: list[Any] = [s.parent and s.parent.span_id for s in kept.get_finished_spans() if "agent" in s.name]
+    parents: list[Any] = [s.parent and s.parent.span_id for s in exporter.get_finished_spans() if "agent" in s.name]
     assert parents == [0xB7AD6B7169203331, None]

@@ -29,8 +29,8 @@ class Two:
     @property
     def model_calls(self) -> list[tuple[str, str]]:
         """Provider and model of every call so far."""
-        found = [("main", request.model) for request in self.api.model.requests]
-        return found + [("second", request.model) for request in self.second.requests]
+        pairs = [("main", request.model) for request in self.api.model.requests]
+        return pairs + [("second", request.model) for request in self.second.requests]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ async def _ended(api: Api, run_id: str) -> Any:
     async def record() -> Any:
         return await api.app.engine.get(run_id)
 
-    return await eventually(record, lambda found: found is not None and found.state.ended)
+    return await eventually(record, lambda value: value is not None and value.state.ended)
 
 
 async def _chat(api: Api, fields: Json, **more: Any) -> str | None:
@@ -261,8 +261,8 @@ async def test_bound_session_uses_its_model(
         session_id = response.headers["X-Hermes-Session-Id"]
     async with served.api.patch(f"/api/sessions/{session_id}", {"model": "second/deep"}) as response:
         assert (await read_json(response))["session"]["model"] == "second/deep"
-    said = [*user("hi")["messages"], {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "and?"}]
-    async with served.api.post("/v1/chat/completions", {"messages": said}) as response:
+    messages = [*user("hi")["messages"], {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "and?"}]
+    async with served.api.post("/v1/chat/completions", {"messages": messages}) as response:
         await read_json(response)
         assert response.headers["X-Hermes-Session-Id"] == session_id
         assert response.headers["X-Hermes-Model"] == "second/deep"
@@ -347,8 +347,8 @@ async def test_model_rejection_reveals_nothing_of_foreign_session(
 async def test_models_list_respects_key_ceiling(two: Callable[..., Awaitable[Two]]) -> None:
     served = await two(models=["fast", "second/deeper"])
     async with served.api.get("/v1/models") as response:
-        found = [(one["id"], one["root"], one["parent"]) for one in (await read_json(response))["data"]]
-    assert found == [
+        rows = [(one["id"], one["root"], one["parent"]) for one in (await read_json(response))["data"]]
+    assert rows == [
         ("hermes-agent", "hermes-agent", None),
         ("far", "deep", "hermes-agent"),
         ("fast", "quick", "hermes-agent"),

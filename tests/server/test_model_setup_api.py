@@ -30,8 +30,8 @@ async def other() -> AsyncIterator[ModelServer]:
 
 
 def file_of(home_folder: Path) -> Json:
-    found: Json = yaml.safe_load((home_folder / "config.yaml").read_text())
-    return found
+    payload: Json = yaml.safe_load((home_folder / "config.yaml").read_text())
+    return payload
 
 
 async def test_status_tells_which_model_answers(start: Start) -> None:
@@ -60,12 +60,12 @@ async def test_providers_are_listed_with_whether_there_is_a_key(start: Start, mo
     monkeypatch.setenv("OPENROUTER_API_KEY", "sk-or-0123456789abcdef")
     api = await start(settings={"providers": {"mine": {"base_url": "http://127.0.0.1:9/v1", "api_key": NEW_KEY}}})
     async with api.get(f"{MODEL}/providers") as response:
-        found = {one["name"]: one for one in (await read_json(response))["data"]}
+        providers = {one["name"]: one for one in (await read_json(response))["data"]}
         assert NEW_KEY not in await response.text()
-    assert (found["openrouter"]["needs_key"], found["openrouter"]["has_key"]) == (True, True)
-    assert (found["groq"]["has_key"], found["groq"]["key_env"]) == (False, "GROQ_API_KEY")
-    assert (found["mine"]["configured"], found["mine"]["base_url"]) == (True, "http://127.0.0.1:9/v1")
-    assert found["ollama"]["needs_key"] is False and "local" in found
+    assert (providers["openrouter"]["needs_key"], providers["openrouter"]["has_key"]) == (True, True)
+    assert (providers["groq"]["has_key"], providers["groq"]["key_env"]) == (False, "GROQ_API_KEY")
+    assert (providers["mine"]["configured"], providers["mine"]["base_url"]) == (True, "http://127.0.0.1:9/v1")
+    assert providers["ollama"]["needs_key"] is False and "local" in providers
 
 
 async def test_model_is_tried_then_used(api: Api, other: ModelServer, home_folder: Path) -> None:
@@ -85,8 +85,8 @@ async def test_model_is_tried_then_used(api: Api, other: ModelServer, home_folde
         done = await read_json(response)
         assert NEW_KEY not in await response.text()
     assert done["written"] is True and (done["status"]["base_url"], done["status"]["model"]) == (address, "small")
-    kept = file_of(home_folder)["model"]
-    assert (kept["default"], kept["base_url"], kept.get("provider")) == ("small", address, None)
+    model = file_of(home_folder)["model"]
+    assert (model["default"], model["base_url"], model.get("provider")) == ("small", address, None)
     assert NEW_KEY not in (home_folder / "config.yaml").read_text() and NEW_KEY in (home_folder / ".env").read_text()
     async with api.post("/v1/chat/completions", user("hi")) as response:
         assert (await read_json(response))["choices"][0]["message"]["content"] == "Hello there."

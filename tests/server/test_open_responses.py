@@ -37,9 +37,9 @@ def message_item(role: str, content: Any) -> Json:
 async def plain(api: Api, **body: Any) -> Json:
     async with api.post(PATH, {"model": "hermes-agent", **body}) as response:
         assert response.content_type == "application/json"
-        made = await read_json(response)
-    assert faults("response object", made) == []
-    return made
+        payload = await read_json(response)
+    assert faults("response object", payload) == []
+    return payload
 
 
 async def streamed(api: Api, **body: Any) -> list[Json]:
@@ -143,12 +143,14 @@ async def test_open_responses_requests_of_every_kind(
     api: Api, mode: str, script: list[Reply], body: Json, types: list[str]
 ) -> None:
     api.model.script = script
-    made = await plain(api, **body) if mode == "plain" else (await streamed(api, **body))[-1]["response"]
-    assert made["status"] == "completed"
-    assert [item["type"] for item in made["output"]] == types
-    assert all(item["id"] and item["status"] == "completed" for item in made["output"])
-    echoed = {name: body[name] for name in body if name in made and name not in ("input", "tools", "text", "reasoning")}
-    assert {name: made[name] for name in echoed} == echoed
+    response = await plain(api, **body) if mode == "plain" else (await streamed(api, **body))[-1]["response"]
+    assert response["status"] == "completed"
+    assert [item["type"] for item in response["output"]] == types
+    assert all(item["id"] and item["status"] == "completed" for item in response["output"])
+    echoed = {
+        name: body[name] for name in body if name in response and name not in ("input", "tools", "text", "reasoning")
+    }
+    assert {name: response[name] for name in echoed} == echoed
 
 
 async def test_open_responses_function_call_round_trip(api: Api) -> None:
@@ -183,8 +185,8 @@ async def test_calls_of_disallowed_tools_are_suppressed(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[ASKED]), Reply(text="I may not.")]
     other = flat(function("send_email"))
     choice = {"type": "allowed_tools", "tools": [{"type": "function", "name": "send_email"}]}
-    made = await plain(api, input="x", tools=[WEATHER, other], tool_choice=choice)
-    assert not [item for item in made["output"] if item["type"] == "function_call"]
+    response = await plain(api, input="x", tools=[WEATHER, other], tool_choice=choice)
+    assert not [item for item in response["output"] if item["type"] == "function_call"]
     assert "get_weather" in str(api.model.requests[0].body["tools"]), "all tools are still shown to the model"
 
 
@@ -210,13 +212,13 @@ async def test_errors_match_schema(api: Api, body: Json) -> None:
 async def test_background_and_resumed_streams_are_equal(start: Start) -> None:
     async with HeldModel(Reply(text=["Do", "ne."])) as model:
         api = await start(settings=model.settings)
-        made = await plain(api, input="x", background=True)
-        async with api.get(f"{PATH}/{made['id']}?stream=true") as response:
+        plain_response = await plain(api, input="x", background=True)
+        async with api.get(f"{PATH}/{plain_response['id']}?stream=true") as response:
             reading = asyncio.create_task(stream_of(response))
             await model.wait_for_request()
             model.let_all()
             events = checked(await reading)
-    assert events[-1]["response"]["id"] == made["id"]
+    assert events[-1]["response"]["id"] == plain_response["id"]
     assert events[-1]["response"]["background"] is True
 
 
@@ -228,11 +230,11 @@ async def test_conversation_compaction(api: Api) -> None:
     items = [message_item("user", [{"type": "input_text", "text": "The word is slate."}]),
              message_item("assistant", [{"type": "output_text", "text": "OK."}]), message_item("user", "Compress this.")]  # fmt: skip
     async with api.post(f"{PATH}/compact", {"model": "hermes-agent", "input": items}) as response:
-        made = await read_json(response)
-    assert faults("compaction object", made) == []
-    assert made["output"][-1]["type"] == "compaction"
+        body = await read_json(response)
+    assert faults("compaction object", body) == []
+    assert body["output"][-1]["type"] == "compaction"
     async with api.client.ws_connect(f"{api.url}{PATH}") as socket:
-        events = await turn(socket, input=[*made["output"], message_item("user", "Continue.")], store=False, tools=[])
+        events = await turn(socket, input=[*body["output"], message_item("user", "Continue.")], store=False, tools=[])
     assert events[-1]["response"]["status"] == "completed"
 
 

@@ -99,27 +99,27 @@ async def test_media_image_is_inlined_in_answer(media_api: Api, surface: str) ->
 @pytest.mark.parametrize("surface", SURFACES)
 async def test_media_file_is_linked(media_api: Api, workspace: Path, surface: str) -> None:
     text = await ask(media_api, f"Here: MEDIA:{workspace}/plan.pdf", surface)
-    found = LINK.search(text)
-    assert found is not None and text == f"Here: {found[0]}" and found[1] == "plan.pdf"
+    match = LINK.search(text)
+    assert match is not None and text == f"Here: {match[0]}" and match[1] == "plan.pdf"
     (workspace / "plan.pdf").write_bytes(b"%PDF-1.7 second")
-    async with media_api.get(found[2]) as response:
+    async with media_api.get(match[2]) as response:
         assert response.status == 200 and await response.read() == b"%PDF-1.7 first"
         assert response.headers["Content-Type"] == "application/pdf"
         assert response.headers["Content-Disposition"].startswith('attachment; filename="plan.pdf"')
         check_headers(response.headers)
-    async with media_api.get(found[2].rpartition("/")[0]) as response:
+    async with media_api.get(match[2].rpartition("/")[0]) as response:
         [listed] = (await read_json(response))["data"]
     assert (listed["name"], listed["direction"], listed["bytes"]) == ("plan.pdf", "out", 14)
 
 
 async def test_media_file_is_served_to_owner_only(start: Start, workspace: Path) -> None:
     api = await start()
-    found = LINK.search(await ask(api, "MEDIA:plan.pdf"))
-    assert found is not None
-    async with api.get(found[2], headers={"Authorization": "Bearer wrong"}) as response:
+    match = LINK.search(await ask(api, "MEDIA:plan.pdf"))
+    assert match is not None
+    async with api.get(match[2], headers={"Authorization": "Bearer wrong"}) as response:
         assert response.status == 401
     await read_json(await api.post("/api/sessions", {"id": "other"}), 201)
-    async with api.get(found[2].replace("/hall/", "/other/")) as response:
+    async with api.get(match[2].replace("/hall/", "/other/")) as response:
         await read_error(response, 404, "file_not_found")
     async with api.delete("/api/sessions/hall") as response:
         await read_json(response)
@@ -144,8 +144,8 @@ async def test_media_tag_is_replayed_to_model(media_api: Api) -> None:
     text = await ask(media_api, "And MEDIA:plan.pdf", "stream")
     assert LINK.search(text)
     await ask(media_api, "Done.")
-    said = [m["content"] for m in media_api.model.requests[-1].body["messages"] if m["role"] == "assistant"]
-    assert said == ["Here: MEDIA:box.png", "And MEDIA:plan.pdf"]
+    contents = [m["content"] for m in media_api.model.requests[-1].body["messages"] if m["role"] == "assistant"]
+    assert contents == ["Here: MEDIA:box.png", "And MEDIA:plan.pdf"]
 
 
 async def test_media_conversation_sent_by_client_is_bound(media_api: Api, workspace: Path) -> None:
@@ -171,8 +171,8 @@ async def test_media_response_chain(media_api: Api) -> None:
     media_api.model.handler = lambda _: saying("Done.")
     async with media_api.post("/v1/responses", {"input": "more", "previous_response_id": first["id"]}) as response:
         assert output_text(await read_json(response)) == "Done."
-    said = [turn.text for turn in media_api.model.requests[-1].turns if turn.role == "assistant"]
-    assert said == ["Here: MEDIA:box.png"]
+    texts = [turn.text for turn in media_api.model.requests[-1].turns if turn.role == "assistant"]
+    assert texts == ["Here: MEDIA:box.png"]
 
 
 TAGGED = "Here: MEDIA:box.png done"
@@ -223,8 +223,8 @@ async def test_media_odd_file_names(media_api: Api, workspace: Path, name: str) 
     async with media_api.get(where[1]) as response:
         assert await response.text() == "text"
     await ask(media_api, "Done.")
-    said = media_api.model.requests[-1].body["messages"][-2]["content"]
-    assert said.removeprefix("MEDIA:").strip('"') == name
+    content = media_api.model.requests[-1].body["messages"][-2]["content"]
+    assert content.removeprefix("MEDIA:").strip('"') == name
 
 
 async def test_media_file_made_by_command(media_api: Api) -> None:

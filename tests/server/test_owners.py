@@ -252,9 +252,9 @@ async def _cut_off(api: Api, *, started: bool) -> RunSpec:
     data = {"kind": "job", "model": "m", "provider": "p", "user_row": None, "session_id": SESSION}
     await store.runs.append(spec.run_id, None, [Event(spec.run_id, first, 0, data, 1, time.time())])
     stored = json.dumps({**spec.stored(), "session_id": SESSION})
-    gone = f"{os.uname().nodename}:99999999:1.00"
+    dead_holder = f"{os.uname().nodename}:99999999:1.00"
     move = "UPDATE runs SET session_id = ?, spec = ?, holder = ? WHERE run_id = ?"
-    store.blocking.engine.write(lambda tx: tx.execute(move, (SESSION, stored, gone, spec.run_id)))
+    store.blocking.engine.write(lambda tx: tx.execute(move, (SESSION, stored, dead_holder, spec.run_id)))
     return spec
 
 

@@ -30,10 +30,10 @@ PASSWORD = "hunter2secret"
 COMMANDS = [("gateway", "run", "--port", "0"), ("sessions", "list")]
 
 
-@pytest.fixture(params=COMMANDS, ids=lambda words: words[0])
+@pytest.fixture(params=COMMANDS, ids=lambda command: command[0])
 def command(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    words: tuple[str, ...] = request.param
-    return words
+    command: tuple[str, ...] = request.param
+    return command
 
 
 @pytest.fixture
@@ -171,8 +171,8 @@ def test_refused_start_leaves_no_process(home_folder: Path, postgres_url: str) -
     home_folder.mkdir(mode=0o700)
     (home_folder / "config.yaml").write_text("api_server: {workers: 2}\n")
     env = {**os.environ, "HERMES_DATABASE_URL": with_database(postgres_url, "nowhere")}
-    words = (sys.executable, "-m", "hermes", "gateway", "run", "--port", "0")
-    process = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+    command = (sys.executable, "-m", "hermes", "gateway", "run", "--port", "0")
+    process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (process.returncode, process.stdout) == (78, "")
     assert "does not exist" in process.stderr
 

@@ -148,8 +148,8 @@ async def cleaned(api: Api, surface: str, session: str, choice: str) -> tuple[st
                 asked = dict(frame.data)
                 if choice:
                     answered = {"choice": choice, "approval_id": asked["approval_id"]}
-                    async with api.post(f"/v1/runs/{run_id}/approval", answered) as taken:
-                        assert (await read_json(taken))["resolved"] == 1
+                    async with api.post(f"/v1/runs/{run_id}/approval", answered) as answer:
+                        assert (await read_json(answer))["resolved"] == 1
     return run_id, asked
 
 
@@ -169,9 +169,9 @@ async def test_approval_choices_over_api(start: Start, surface: str, choice: str
     run_id, asked = await cleaned(api, surface, "hall", choice)
     assert asked is not None and asked["choices"] == ["once", "session", "always", "deny"]
     assert (api.app.home.workspace / "build").exists() is not done
-    found = await on_record(api, run_id)
-    assert (found["choice"], found["by"]) == (choice or "deny", by)
-    assert (found["approval_id"], found["surface"]) == (asked["approval_id"], "api" if choice else "")
+    record = await on_record(api, run_id)
+    assert (record["choice"], record["by"]) == (choice or "deny", by)
+    assert (record["approval_id"], record["surface"]) == (asked["approval_id"], "api" if choice else "")
     for session, asks in (("hall", again), ("attic", elsewhere)):
         run_id, asked = await cleaned(api, surface, session, choice and "deny")
         assert (asked is not None) is asks is (api.app.home.workspace / "build").exists()

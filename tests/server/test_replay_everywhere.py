@@ -123,9 +123,9 @@ async def test_run_can_be_followed_while_it_is_recorded(api: Api, monkeypatch: A
         return later
 
     async def look(run_id: str) -> Any:
-        found = await get(run_id)
+        run = await get(run_id)
         looked_for.set()
-        return found
+        return run
 
     monkeypatch.setattr(runs, "create", late(runs.create), raising=False)
     monkeypatch.setattr(runs, "append", late(runs.append), raising=False)

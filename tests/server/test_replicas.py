@@ -87,9 +87,9 @@ async def test_queue_is_fair_between_owners(home_folder: Path) -> None:
             async with asyncio.timeout(SURELY_S):
                 while True:
                     async with other.get(f"/v1/runs/{run_id}", headers=headers) as response:
-                        found = (await response.json())["status"]
-                    assert found in ("queued", "running", "completed"), found
-                    if found == "completed":
+                        status = (await response.json())["status"]
+                    assert status in ("queued", "running", "completed"), status
+                    if status == "completed":
                         break
                     await asyncio.sleep(0.01)
             # What is another owner's is unknown, whichever replica carries it out.
@@ -115,8 +115,8 @@ async def test_owner_has_no_more_runs_than_its_key_allows_at_all_replicas(home_f
                     assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
                 return response.status
 
-        found = Counter(await asyncio.gather(*(submit(at) for at in range(12))))
-        assert found == {202: 3, 429: 9}
+        counts = Counter(await asyncio.gather(*(submit(at) for at in range(12))))
+        assert counts == {202: 3, 429: 9}
         headers = {"Authorization": f"Bearer {KEYS['bob']}"}
         async with clients[0].post("/v1/runs", json={"input": "Turn b: c."}, headers=headers) as response:
             assert response.status == 202
@@ -151,9 +151,9 @@ async def test_queued_run_fails_after_its_waiting_time(home_folder: Path) -> Non
 async def readiness(client: object, wanted: str) -> Json:
     async with asyncio.timeout(SURELY_S):
         while True:
-            found: Json = (await get(client, "/health/detailed"))["readiness"]  # type: ignore[arg-type]
-            if found["checks"]["bus"]["status"] == wanted:
-                return found
+            readiness: Json = (await get(client, "/health/detailed"))["readiness"]  # type: ignore[arg-type]
+            if readiness["checks"]["bus"]["status"] == wanted:
+                return readiness
             await asyncio.sleep(0.05)
 
 
@@ -167,8 +167,8 @@ async def test_replicas_go_on_while_nats_is_away(home_folder: Path) -> None:
         async with readers.get(f"/v1/runs/{running}/events") as at_one:
             await has_seen(at_one, b"tool.started")
             server.nats.stop(forget=True)
-            found = (await readiness(other, "degraded"))["checks"]["bus"]
-            assert found["kind"] == "nats" and "out of reach" in found["error"]
+            bus = (await readiness(other, "degraded"))["checks"]["bus"]
+            assert bus["kind"] == "nats" and "out of reach" in bus["error"]
             late = await submitted(other, "two: w")
             await until(lambda: sum(carriers(server).values()) == 2)
             stopped = await submitted(other, "three: w")
@@ -217,12 +217,12 @@ REFUSED: list[tuple[str, Json, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("_", "bus", "code", "words"), REFUSED)
+@pytest.mark.parametrize(("_", "bus", "code", "message"), REFUSED)
 async def test_bus_that_cannot_be_used_is_told_at_start(
-    home_folder: Path, _: str, bus: Json, code: int, words: str
+    home_folder: Path, _: str, bus: Json, code: int, message: str
 ) -> None:
     gateway = Gateway(home_folder, bus=bus)
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         await gateway.start()
     assert await gateway.ended() == code
     assert "hunter2" not in gateway.stderr_text and "Traceback" not in gateway.stderr_text

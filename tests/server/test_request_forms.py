@@ -148,24 +148,26 @@ COUNT = "/v1/responses/input_tokens"
 
 async def input_tokens(api: Api, **body: Any) -> int:
     async with api.post(COUNT, body, headers=body.pop("headers", {})) as response:
-        found = await read_json(response)
-    assert found == {"object": "response.input_tokens", "input_tokens": found["input_tokens"]}
-    return int(found["input_tokens"])
+        payload = await read_json(response)
+    assert payload == {"object": "response.input_tokens", "input_tokens": payload["input_tokens"]}
+    return int(payload["input_tokens"])
 
 
 async def test_count_tokens_asks_no_model(api: Api) -> None:
     few = await input_tokens(api, input="hi")
-    words = "word " * 1000
+    long_text = "word " * 1000
     longer = {
-        "input": await input_tokens(api, input=words),
-        "items": await input_tokens(api, input=[{"role": "user", "content": words}, {"role": "user", "content": "hi"}]),
-        "instructions": await input_tokens(api, input="hi", instructions=words),
+        "input": await input_tokens(api, input=long_text),
+        "items": await input_tokens(
+            api, input=[{"role": "user", "content": long_text}, {"role": "user", "content": "hi"}]
+        ),
+        "instructions": await input_tokens(api, input="hi", instructions=long_text),
     }
     for name, tokens in longer.items():
         assert 800 < tokens - few < 2500, name
     brief, wordy = [
         await input_tokens(api, input="hi", tools=[{"type": "function", "name": "f", "description": description}])
-        for description in ("x", words)
+        for description in ("x", long_text)
     ]
     assert 800 < wordy - brief < 2500
     assert few > 500  # the agent's own prompt and tools are part of every request
@@ -181,8 +183,8 @@ async def test_count_tokens_includes_history(api: Api) -> None:
     api.model.script = [Reply(text="word " * 1000)]
     headers = {"X-Hermes-Session-Id": "hall"}
     async with api.post("/v1/responses", {"input": "hi"}, headers=headers) as response:
-        made = await read_json(response)
-    assert await input_tokens(api, input="hi", previous_response_id=made["id"]) > few + 800
+        body = await read_json(response)
+    assert await input_tokens(api, input="hi", previous_response_id=body["id"]) > few + 800
     assert await input_tokens(api, input="hi", headers=headers) > few + 800
     async with api.get("/api/sessions/hall/messages") as response:
         assert (await read_json(response))["total"] == 2

@@ -30,8 +30,8 @@ def file(name: str, data: str, kind: str = "text/plain") -> Json:
     return {"type": "file", "file": {"filename": name, "file_data": url}}
 
 
-def text(words: str) -> Json:
-    return {"type": "text", "text": words}
+def text(message: str) -> Json:
+    return {"type": "text", "text": message}
 
 
 def chat_message(role: str, content: Any, **more: Any) -> Json:
@@ -42,8 +42,8 @@ def call(call_id: str, room: str = "hall", name: str = "lamp") -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps({"room": room})}}
 
 
-def calls(*made: Json, content: str | None = None) -> Json:
-    return chat_message("assistant", content, tool_calls=list(made))
+def calls(*tool_calls: Json, content: str | None = None) -> Json:
+    return chat_message("assistant", content, tool_calls=list(tool_calls))
 
 
 def output(call_id: str, content: Any) -> Json:
@@ -70,22 +70,22 @@ async def transcript(api: Api, session_id: str) -> list[tuple[str, Any]]:
         return [(row["role"], row["content"]) for row in (await read_json(response))["data"]]
 
 
-def always(api: Api, words: str = "ok") -> None:
-    api.model.handler = lambda _: Reply(text=words, continues=False)
+def always(api: Api, message: str = "ok") -> None:
+    api.model.handler = lambda _: Reply(text=message, continues=False)
 
 
 # ---- nothing comes from elsewhere
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "gone"),
+    ("first", "second", "removed"),
     [
         (image("cat"), image("dog"), image("cat")["image_url"]["url"]),
         (file("a.txt", "milk"), file("a.txt", "bread"), "milk"),
         (file("a.txt", "milk"), file("b.txt", "milk"), "a.txt"),
     ],
 )
-async def test_different_image_or_file_is_other_conversation(api: Api, first: Json, second: Json, gone: str) -> None:
+async def test_different_image_or_file_is_other_conversation(api: Api, first: Json, second: Json, removed: str) -> None:
     always(api)
     _, mine = await ask(api, chat_message("user", [text("What is this?"), first]))
     other = chat_message("user", [text("What is this?"), second])
@@ -93,7 +93,7 @@ async def test_different_image_or_file_is_other_conversation(api: Api, first: Js
     assert theirs != mine
     seen = model_messages(api.model.requests[-1])
     assert [message["role"] for message in seen] == ["user", "assistant", "user"]
-    assert gone not in json.dumps(seen)
+    assert removed not in json.dumps(seen)
 
 
 async def test_repeated_image_binds_session_and_is_sent_once(api: Api) -> None:
@@ -357,9 +357,9 @@ async def test_files_of_earlier_messages_stay_in_place(api: Api) -> None:
     _, session_id = await ask(api, question, chat_message("assistant", "ok"), chat_message("user", "more"))
     asked, *rest = model_messages(api.model.requests[-1])
     assert rest == [chat_message("assistant", "ok"), chat_message("user", "more")]
-    words = [part["text"] for part in asked["content"]]
-    assert words[:2] == ["read", "File a.txt:\nmilk"]
-    assert f"{session_id}/b.bin" in words[2]
+    texts = [part["text"] for part in asked["content"]]
+    assert texts[:2] == ["read", "File a.txt:\nmilk"]
+    assert f"{session_id}/b.bin" in texts[2]
 
 
 @pytest.mark.parametrize("name", ["n" * 300 + ".bin", "ä" * 200 + ".bin", "n." + "b" * 300])
@@ -380,7 +380,7 @@ async def test_resent_file_binds_session(api: Api) -> None:
     assert model_messages(api.model.requests[1])[0] == model_messages(api.model.requests[0])[0]
     assert [role for role, _ in await transcript(api, first)] == ["user", "assistant", "user", "assistant"]
     async with api.get(f"/api/sessions/{first}/files") as response:
-        assert [kept["name"] for kept in (await read_json(response))["data"]] == ["b.bin"]
+        assert [item["name"] for item in (await read_json(response))["data"]] == ["b.bin"]
 
 
 async def test_images_and_files_in_tool_outputs_reach_model(api: Api) -> None:
@@ -447,8 +447,8 @@ async def test_message_names_and_reasoning_are_kept(api: Api) -> None:
 async def test_rejected_reasoning_is_dropped_and_named(api: Api) -> None:
     def answer(request: Request) -> Reply:
         if "reasoning_content" in json.dumps(request.body["messages"]):
-            words = "Additional properties are not allowed ('reasoning_content' was unexpected) - 'messages.2'"
-            return Reply(status=400, error={"message": words, "param": None, "code": None})
+            text = "Additional properties are not allowed ('reasoning_content' was unexpected) - 'messages.2'"
+            return Reply(status=400, error={"message": text, "param": None, "code": None})
         return Reply(text="ok", continues=False)
 
     api.model.handler = answer
@@ -523,8 +523,8 @@ async def test_response_chain_replays_reasoning(start: Start, model: str) -> Non
     api = await start(model_routes={"m": {"model": model}})
     api.model.script = [Reply(text="One."), Reply(text="Two.", reasoning="Hm."), Reply(text="Three.")]
     before = None
-    for words in ("one", "two", "three"):
-        body = {"input": words, "model": "m", "previous_response_id": before}
+    for question in ("one", "two", "three"):
+        body = {"input": question, "model": "m", "previous_response_id": before}
         async with api.post("/v1/responses", body) as response:
             before = (await read_json(response))["id"]
     assert [reasoning_sent(request) for request in api.model.requests] == [[], [" "], [" ", "Hm."]]

@@ -61,19 +61,19 @@ STEPS = st.builds(
 
 
 def content(step: Step) -> Any:
-    words = TEXTS[step.text % len(TEXTS)]
-    return [text(words), PARTS[step.part]] if step.part < len(PARTS) else words
+    chosen_text = TEXTS[step.text % len(TEXTS)]
+    return [text(chosen_text), PARTS[step.part]] if step.part < len(PARTS) else chosen_text
 
 
 def pieces(messages: list[Json]) -> list[list[Json]]:
     """Messages in groups that stay together: a message with its calls' outputs."""
-    found: list[list[Json]] = []
+    groups: list[list[Json]] = []
     for message in messages:
         if message["role"] == "tool":
-            found[-1].append(message)
+            groups[-1].append(message)
         else:
-            found.append([message])
-    return found
+            groups.append([message])
+    return groups
 
 
 def changed(messages: list[Json], step: Step) -> list[Json]:
@@ -99,7 +99,7 @@ def request_messages(messages: list[Json], step: Step) -> list[Json]:
         if step.change == "drop":
             messages = messages[:-1]
         else:
-            new = [output(made["id"], content(step)) for made in last["tool_calls"]]
+            new = [output(call["id"], content(step)) for call in last["tool_calls"]]
     if not new or step.together:
         name = NAMES[step.name % len(NAMES)]
         new.append(chat_message("user", content(step), **({"name": name} if name else {})))
@@ -127,8 +127,8 @@ def on_the_wire(messages: list[Json]) -> list[Json]:
 
 def as_text(part: Json) -> Json:
     name = part["file"]["filename"]
-    words = {PARTS[2]["file"]["file_data"]: "milk", PARTS[3]["file"]["file_data"]: "bread"}
-    return text(f"File {name}:\n{words.get(part['file']['file_data'], '# x')}")
+    file_texts = {PARTS[2]["file"]["file_data"]: "milk", PARTS[3]["file"]["file_data"]: "bread"}
+    return text(f"File {name}:\n{file_texts.get(part['file']['file_data'], '# x')}")
 
 
 @dataclass
@@ -146,12 +146,12 @@ class Clients:
         mark = request.body["user"]
         step, own = self.steps[mark], f"srv_{mark}"
         self.first.setdefault(mark, request)
-        words = TEXTS[step.place % len(TEXTS)]
+        reply_text = TEXTS[step.place % len(TEXTS)]
         if step.answer == "text" or request.body["messages"][-1].get("tool_call_id") == own:
-            return Reply(text=words, continues=False)
-        made = [Call("todo", TODO, id=own)] if step.answer != "client" else []
-        made += [Call("lamp", {"room": "hall"}, id=f"c{step.place % 2}")] if step.answer != "server" else []
-        return Reply(tool_calls=made)
+            return Reply(text=reply_text, continues=False)
+        tool_calls = [Call("todo", TODO, id=own)] if step.answer != "client" else []
+        tool_calls += [Call("lamp", {"room": "hall"}, id=f"c{step.place % 2}")] if step.answer != "server" else []
+        return Reply(tool_calls=tool_calls)
 
     async def take(self, step: Step, held: list[Json]) -> list[Json]:
         """One request; the conversation with its answer."""
@@ -163,7 +163,7 @@ class Clients:
         self.check(mark, sent)
         answer = chat_message("assistant", message["content"])
         if message.get("tool_calls"):
-            answer = calls(*(call(made["id"]) for made in message["tool_calls"]), content=message["content"])
+            answer = calls(*(call(tool_call["id"]) for tool_call in message["tool_calls"]), content=message["content"])
         self.origin[f"srv_{mark}"] = json.dumps([*sent, answer])
         return [*sent, answer]
 
@@ -171,14 +171,14 @@ class Clients:
         """The model was given these messages; what is more are calls that the server made in this conversation."""
         seen: list[Json] = []
         for message in model_messages(self.first[mark]):
-            made = [one for one in message.get("tool_calls") or () if one["id"].startswith("srv_")]
+            server_calls = [one for one in message.get("tool_calls") or () if one["id"].startswith("srv_")]
             ours = str(message.get("tool_call_id")).startswith("srv_")
-            added = [one["id"] for one in made]
+            added = [one["id"] for one in server_calls]
             assert all(self.of_this(one, sent) for one in added), (added, sent)
-            if ours or (made and len(made) == len(message["tool_calls"])):
+            if ours or (server_calls and len(server_calls) == len(message["tool_calls"])):
                 continue
-            left = [one for one in message.get("tool_calls") or () if one not in made]
-            seen.append({**message, "tool_calls": left} if made else message)
+            left = [one for one in message.get("tool_calls") or () if one not in server_calls]
+            seen.append({**message, "tool_calls": left} if server_calls else message)
         assert seen == on_the_wire(sent), self.steps[mark]
 
     def of_this(self, call_id: str, sent: list[Json]) -> bool:

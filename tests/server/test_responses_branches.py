@@ -285,8 +285,8 @@ ORDERS = [
 async def test_any_items_may_surround_output(api: Api, order: str) -> None:
     summary = await compaction(api)
     api.model.script = [Reply(text="Kept.", continues=False), Reply(tool_calls=[HALL]), Reply(text="On.")]
-    kept = await ask(api, [{"type": "message", "role": "user", "content": "earlier"}])
-    async with api.get(f"{PATH}/{kept['id']}/input_items") as response:
+    answer = await ask(api, [{"type": "message", "role": "user", "content": "earlier"}])
+    async with api.get(f"{PATH}/{answer['id']}/input_items") as response:
         [item] = (await read_json(response))["data"]
     first = await ask(api, "light")
     items: dict[str, Json] = {
@@ -300,8 +300,8 @@ async def test_any_items_may_surround_output(api: Api, order: str) -> None:
     _, question, call, *rest = api.model.requests[-1].body["messages"]
     assert (question["content"], call["tool_calls"][0]["id"]) == ("light", "call_lamp")
     assert rest[0] == {"role": "tool", "tool_call_id": "call_lamp", "content": "on"}
-    words = {"user": "and?", "reference": "earlier", "compaction": "Summary of the conversation so far:"}
-    expected = [words[name] for name in order.split() if name in words]
+    texts = {"user": "and?", "reference": "earlier", "compaction": "Summary of the conversation so far:"}
+    expected = [texts[name] for name in order.split() if name in texts]
     assert [message["content"].partition("\n")[0] for message in rest[1:]] == expected
 
 

@@ -58,8 +58,8 @@ async def test_input_items_are_listed_with_ids(api: Api) -> None:
 @pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "order=up", "after=nobody"])
 async def test_invalid_page_parameters_are_rejected(api: Api, query: str) -> None:
     api.model.script = [Reply(text="a")]
-    made = await create(api)
-    async with api.get(f"{PATH}/{made['id']}/input_items?{query}") as response:
+    created = await create(api)
+    async with api.get(f"{PATH}/{created['id']}/input_items?{query}") as response:
         error = (await read_json(response, 400))["error"]
         assert error["param"] == query.split("=")[0]
 
@@ -73,16 +73,16 @@ async def test_compacted_conversation_replaces_history(api: Api) -> None:
     async with api.post(
         f"{PATH}/compact", {"model": "m", "input": items, "instructions": "Keep code words."}
     ) as response:
-        made = await read_json(response)
-    assert set(made) >= {"id", "object", "created_at", "output", "usage"}
-    assert made["object"] == "response.compaction"
-    assert made["id"].startswith("cmp_")
-    item = made["output"][-1]
+        body = await read_json(response)
+    assert set(body) >= {"id", "object", "created_at", "output", "usage"}
+    assert body["object"] == "response.compaction"
+    assert body["id"].startswith("cmp_")
+    item = body["output"][-1]
     assert item["type"] == "compaction"
     assert item["id"].startswith("cmp_")
     assert "slate" not in item["encrypted_content"].lower()
-    assert made["usage"]["output_tokens"] > 0
-    await create(api, [*made["output"], message("user", "What was it?")])
+    assert body["usage"]["output_tokens"] > 0
+    await create(api, [*body["output"], message("user", "What was it?")])
     seen = sent(api.model.requests[-1])
     assert seen[-1] == ("user", "What was it?")
     assert "slate" in str(api.model.requests[-1].body).lower()
@@ -93,8 +93,8 @@ async def test_stored_response_can_be_compacted(api: Api) -> None:
     api.model.script = [Reply(text="OK."), Reply(text="Summary: the word is slate."), Reply(text="Slate.")]
     first = await create(api, "The code word is slate.")
     async with api.post(f"{PATH}/compact", {"model": "m", "previous_response_id": first["id"]}) as response:
-        made = await read_json(response)
-    await create(api, [*made["output"], message("user", "What was it?")])
+        body = await read_json(response)
+    await create(api, [*body["output"], message("user", "What was it?")])
     assert "Summary: the word is slate." in str(api.model.requests[-1].body)
 
 
@@ -125,20 +125,20 @@ async def test_failed_compaction_is_reported(api: Api, monkeypatch: pytest.Monke
 
 async def test_conversation_lifecycle(api: Api) -> None:
     async with api.post(TALKS, {"metadata": {"room": "hall"}}) as response:
-        made = await read_json(response)
-    assert set(made) == {"id", "object", "created_at", "metadata"}
-    assert (made["object"], made["metadata"]) == ("conversation", {"room": "hall"})
-    assert made["id"].startswith("conv_")
-    path = f"{TALKS}/{made['id']}"
-    assert await look(api, path) == made
+        body = await read_json(response)
+    assert set(body) == {"id", "object", "created_at", "metadata"}
+    assert (body["object"], body["metadata"]) == ("conversation", {"room": "hall"})
+    assert body["id"].startswith("conv_")
+    path = f"{TALKS}/{body['id']}"
+    assert await look(api, path) == body
     async with api.post(path, {"metadata": {"room": "garden"}}) as response:
         assert (await read_json(response))["metadata"] == {"room": "garden"}
     assert (await look(api, path))["metadata"] == {"room": "garden"}
     async with api.delete(path) as response:
-        assert await read_json(response) == {"id": made["id"], "object": "conversation.deleted", "deleted": True}
+        assert await read_json(response) == {"id": body["id"], "object": "conversation.deleted", "deleted": True}
     async with api.get(path) as response:
         await read_error(response, 404, "conversation_not_found")
-    async with api.post(PATH, {"input": "x", "conversation": made["id"]}) as response:
+    async with api.post(PATH, {"input": "x", "conversation": body["id"]}) as response:
         await read_error(response, 404, "conversation_not_found")
 
 
@@ -270,8 +270,8 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "photo", "arguments": 
 )
 async def test_listed_items_have_fields_of_official_client(api: Api, given: Json, listed: Json) -> None:
     """The types of the official package need a status, and a detail of images."""
-    (found,) = (await look(api, await begin(api, given)))["data"]
-    assert {**found, "id": ""} == {**listed, "id": ""}
+    (item,) = (await look(api, await begin(api, given)))["data"]
+    assert {**item, "id": ""} == {**listed, "id": ""}
 
 
 # ---- how long a response is kept
@@ -284,8 +284,8 @@ async def test_response_lru_eviction(start: Start) -> None:
     await create(api, "one more")
     async with api.get(f"{PATH}/{ids[1]}") as response:
         await read_error(response, 404, "response_not_found")
-    for kept in (ids[0], ids[2]):
-        await look(api, f"{PATH}/{kept}")
+    for remaining_id in (ids[0], ids[2]):
+        await look(api, f"{PATH}/{remaining_id}")
     # A name that led to what is gone starts afresh.
     api.model.script = [Reply(text="b")]
     await create(api, "afresh", conversation="c1")
@@ -294,10 +294,10 @@ async def test_response_lru_eviction(start: Start) -> None:
 
 async def test_deleted_response_is_gone_for_chains(api: Api) -> None:
     api.model.script = [Reply(text="a")]
-    made = await create(api)
-    async with api.delete(f"{PATH}/{made['id']}") as response:
-        assert await read_json(response) == {"id": made["id"], "object": "response", "deleted": True}
-    async with api.delete(f"{PATH}/{made['id']}") as response:
+    created = await create(api)
+    async with api.delete(f"{PATH}/{created['id']}") as response:
+        assert await read_json(response) == {"id": created["id"], "object": "response", "deleted": True}
+    async with api.delete(f"{PATH}/{created['id']}") as response:
         await read_error(response, 404, "response_not_found")
-    async with api.post(PATH, {"input": "x", "previous_response_id": made["id"]}) as response:
+    async with api.post(PATH, {"input": "x", "previous_response_id": created["id"]}) as response:
         await read_error(response, 404, "previous_response_not_found")

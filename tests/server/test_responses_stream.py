@@ -56,19 +56,19 @@ def events(seen: list[Frame], first: int = 0) -> list[Json]:
     """The payloads of frames that are numbered without a gap and end as they should."""
     assert seen[-1].data == "[DONE]"
     assert seen[-1].event is None
-    made = [frame.data for frame in seen[:-1]]
-    assert [frame.event for frame in seen[:-1]] == [event["type"] for event in made]
+    events = [frame.data for frame in seen[:-1]]
+    assert [frame.event for frame in seen[:-1]] == [event["type"] for event in events]
     assert [frame.id for frame in seen] == [None] * len(seen)
-    assert [event["sequence_number"] for event in made] == list(range(first, first + len(made)))
-    return made
+    assert [event["sequence_number"] for event in events] == list(range(first, first + len(events)))
+    return events
 
 
-def types(made: list[Json]) -> list[str]:
-    return [event["type"].removeprefix("response.") for event in made]
+def types(events: list[Json]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
 
 
-def object_of(made: list[Json]) -> Json:
-    return dict(made[-1]["response"])
+def object_of(events: list[Json]) -> Json:
+    return dict(events[-1]["response"])
 
 
 def plainly(response: Json) -> Json:
@@ -115,26 +115,26 @@ async def test_stream_events_are_ordered_and_match_object(
     api: Api, script: list[Reply], fields: Json, headers: dict[str, str], body: list[str]
 ) -> None:
     api.model.script = script
-    made = await streamed(api, headers=headers, **fields)
-    kinds = types(made)
+    events = await streamed(api, headers=headers, **fields)
+    kinds = types(events)
     # Text and arguments may come in any number of pieces.
     folded = [kind for at, kind in enumerate(kinds) if not (kind.endswith(".delta") and kinds[at - 1] == kind)]
     assert folded == ["created", "in_progress", *body, "completed"]
-    check_items(made)
-    final = object_of(made)
+    check_items(events)
+    final = object_of(events)
     assert await fetch(api, final["id"]) == plainly(final)
-    assert made[0]["response"]["status"] == "in_progress"
-    assert {event["response"]["id"] for event in made if "response" in event} == {final["id"]}
-    assert set(made[0]["response"]) == set(final)
+    assert events[0]["response"]["status"] == "in_progress"
+    assert {event["response"]["id"] for event in events if "response" in event} == {final["id"]}
+    assert set(events[0]["response"]) == set(final)
 
 
-def check_items(made: list[Json]) -> None:
+def check_items(events: list[Json]) -> None:
     """Every item is opened, filled and closed under its own index and id, and is what the object holds."""
-    final = object_of(made)
+    final = object_of(events)
     opened: dict[int, Json] = {}
     done: dict[int, Json] = {}
     text: dict[str, str] = {}
-    for event in made:
+    for event in events:
         kind = event["type"].removeprefix("response.")
         if kind in LIVES or kind == "error":
             continue
@@ -172,24 +172,24 @@ async def test_response_stream_is_incremental(start: Start) -> None:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "stream": True}) as response:
             stream = Stream(response)
-            begun = await stream.until(lambda frame: frame.event == "response.in_progress")
-            stored = await fetch(api, begun[0].data["response"]["id"])
+            frames = await stream.until(lambda frame: frame.event == "response.in_progress")
+            stored = await fetch(api, frames[0].data["response"]["id"])
             assert stored["status"] == "in_progress"
-            got = []
+            deltas = []
             for _ in range(3):
                 model.let()
                 seen = await stream.until(lambda frame: frame.event == "response.output_text.delta")
-                got.append(seen[-1].data["delta"])
-            assert got == ["Hello", " there", ", you."]
+                deltas.append(seen[-1].data["delta"])
+            assert deltas == ["Hello", " there", ", you."]
             rest = await stream.rest()
     assert rest[-1].data == "[DONE]"
 
 
 async def test_tool_result_is_list_on_the_wire(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Done.")]
-    made = await streamed(api)
+    events = await streamed(api)
     (item,) = [
-        e["item"] for e in made if e["type"].endswith("item.done") and e["item"]["type"] == "function_call_output"
+        e["item"] for e in events if e["type"].endswith("item.done") and e["item"]["type"] == "function_call_output"
     ]
     assert [part["type"] for part in item["output"]] == ["input_text"]
 
@@ -199,12 +199,12 @@ async def test_tool_result_is_list_on_the_wire(api: Api) -> None:
 
 async def test_stream_failure_is_error_and_failed_response(api: Api) -> None:
     api.model.handler = lambda _: Reply(status=401, error="no")
-    made = await streamed(api)
-    assert types(made)[-2:] == ["error", "failed"]
-    error = made[-2]
+    events = await streamed(api)
+    assert types(events)[-2:] == ["error", "failed"]
+    error = events[-2]
     assert set(error) == {"type", "sequence_number", "code", "message", "param", "error"}
     assert check_envelope(502, error)["code"] == error["code"] == "provider_auth_failed"
-    final = object_of(made)
+    final = object_of(events)
     assert (final["status"], final["error"]["code"], final["error"]["type"]) == (
         "failed",
         "server_error",
@@ -223,21 +223,21 @@ async def test_stream_failure_after_text_closes_item_first(api: Api) -> None:
         return Reply(text=reply.text, cut_at=body.index(b"and more") - 60)
 
     api.model.handler = handle
-    made = await streamed(api)
-    check_items(made)
-    final = object_of(made)
-    assert (made[-1]["type"], final["status"]) == ("response.failed", "failed")
+    events = await streamed(api)
+    check_items(events)
+    final = object_of(events)
+    assert (events[-1]["type"], final["status"]) == ("response.failed", "failed")
     assert final["output"][0]["content"][0]["text"] == "Half an answer "
     assert final["output"][0]["status"] == "incomplete"
 
 
 async def test_truncated_stream_ends_incomplete(api: Api) -> None:
     api.model.script = [Reply(text="Half", finish="length")]
-    made = await streamed(api, max_output_tokens=20)
-    check_items(made)
-    assert made[-1]["type"] == "response.incomplete"
-    assert object_of(made)["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert object_of(made)["output"][-1]["status"] == "incomplete"
+    events = await streamed(api, max_output_tokens=20)
+    check_items(events)
+    assert events[-1]["type"] == "response.incomplete"
+    assert object_of(events)["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert object_of(events)["output"][-1]["status"] == "incomplete"
 
 
 async def test_agent_exception_ends_stream_in_order(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,10 +245,10 @@ async def test_agent_exception_ends_stream_in_order(api: Api, monkeypatch: pytes
         raise RuntimeError("it broke")
 
     monkeypatch.setattr(api.adapter, "_run_agent", broken)
-    made = await streamed(api)
-    assert types(made)[-2:] == ["error", "failed"]
-    assert "it broke" in made[-2]["message"]
-    assert object_of(made)["status"] == "failed"
+    events = await streamed(api)
+    assert types(events)[-2:] == ["error", "failed"]
+    assert "it broke" in events[-2]["message"]
+    assert object_of(events)["status"] == "failed"
 
 
 @pytest.mark.parametrize("way", ["cancel", "stop"])
@@ -266,11 +266,11 @@ async def test_interrupted_response_is_cancelled(start: Start, way: str) -> None
             }
             async with api.post(place[way]) as stopped:
                 answer = await read_json(stopped)
-            made = events([*seen, *await stream.rest()])
+            stream_events = events([*seen, *await stream.rest()])
         if way == "cancel":
             assert (answer["id"], answer["status"]) == (response_id, "cancelled")
-        final = object_of(made)
-        assert (made[-1]["type"], final["status"]) == ("response.incomplete", "cancelled")
+        final = object_of(stream_events)
+        assert (stream_events[-1]["type"], final["status"]) == ("response.incomplete", "cancelled")
         assert final["incomplete_details"] == {"reason": "cancelled"}
         assert final["output"][0]["content"][0]["text"] == "Half"
         assert (await fetch(api, response_id))["status"] == "cancelled"
@@ -290,21 +290,21 @@ async def test_finished_response_cannot_be_cancelled(api: Api) -> None:
 
 async def finished(api: Api, response_id: str) -> Json:
     async with asyncio.timeout(20):
-        while (made := await fetch(api, response_id))["status"] in ("queued", "in_progress"):
+        while (response := await fetch(api, response_id))["status"] in ("queued", "in_progress"):
             await asyncio.sleep(0.01)
-    return made
+    return response
 
 
 async def test_background_response_is_polled(start: Start) -> None:
     async with HeldModel(Reply(text="Done.")) as model:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "background": True}) as response:
-            made = await read_json(response)
-        assert (made["status"], made["background"], made["output"]) == ("queued", True, [])
+            body = await read_json(response)
+        assert (body["status"], body["background"], body["output"]) == ("queued", True, [])
         await model.wait_for_request()
-        await eventually(lambda: fetch(api, made["id"]), lambda seen: seen["status"] == "in_progress")
+        await eventually(lambda: fetch(api, body["id"]), lambda seen: seen["status"] == "in_progress")
         model.let_all()
-        done = await finished(api, made["id"])
+        done = await finished(api, body["id"])
     assert done["status"] == "completed"
     assert done["output"][0]["content"][0]["text"] == "Done."
 
@@ -383,13 +383,13 @@ async def test_response_replay_from_any_sequence_number(api: Api, made_by: str) 
             response_id = (await read_json(response))["id"]
             await finished(api, response_id)
             whole = await replayed(api, response_id)
-    made = events(whole)
-    check_items(made)
-    assert object_of(made)["status"] == "completed"
+    stream_events = events(whole)
+    check_items(stream_events)
+    assert object_of(stream_events)["status"] == "completed"
     assert await replayed(api, response_id) == whole
-    for after in (0, 1, len(made) // 2, len(made) - 2):
+    for after in (0, 1, len(stream_events) // 2, len(stream_events) - 2):
         assert await replayed(api, response_id, after) == whole[after + 1 :]
-    for after in (len(made) - 1, len(made) + 100):
+    for after in (len(stream_events) - 1, len(stream_events) + 100):
         assert [frame.data for frame in await replayed(api, response_id, after)] == ["[DONE]"]
 
 
@@ -405,9 +405,9 @@ async def test_readers_join_running_response(start: Start) -> None:
             await asyncio.sleep(0)
             model.let_all()
             whole = [*seen, *await stream.rest()]
-            got = await asyncio.gather(*readers)
+            results = await asyncio.gather(*readers)
     events(whole)
-    assert got == [whole, whole[3:], whole[len(seen) :], whole[4:]]
+    assert results == [whole, whole[3:], whole[len(seen) :], whole[4:]]
 
 
 @pytest.mark.parametrize("after", ["x", "-2", "1.5"])
@@ -420,11 +420,11 @@ async def test_invalid_starting_after_is_rejected(api: Api, after: str) -> None:
 
 async def test_response_visibility_is_fixed_at_creation(api: Api) -> None:
     api.model.script = [Reply(reasoning="Hm.", tool_calls=[TODO]), Reply(text="Done.")]
-    made = await streamed(api, headers={"X-Hermes-Tool-Items": "mcp"}, reasoning={"summary": "auto"})
-    response_id = object_of(made)["id"]
+    streamed_events = await streamed(api, headers={"X-Hermes-Tool-Items": "mcp"}, reasoning={"summary": "auto"})
+    response_id = object_of(streamed_events)["id"]
     headers = {"X-Hermes-Tool-Items": "none", "X-Hermes-Reasoning": "off"}
     async with api.get(f"{PATH}/{response_id}?stream=true", headers=headers) as response:
-        assert events(await stream_of(response)) == made
+        assert events(await stream_of(response)) == streamed_events
 
 
 async def test_final_event_is_sent_after_store(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,10 +441,10 @@ async def test_final_event_is_sent_after_store(api: Api, monkeypatch: pytest.Mon
     monkeypatch.setattr(ResponseRecord, "save", late)
     api.model.script = [Reply(text="Done.")]
     async with api.post("/v1/responses", {"input": "x", "background": True}) as response:
-        made = await response.json()
-    async with api.get(f"/v1/responses/{made['id']}?stream=true") as response:
+        body = await response.json()
+    async with api.get(f"/v1/responses/{body['id']}?stream=true") as response:
         assert "response.completed" in await response.text()
-    async with api.get(f"/v1/responses/{made['id']}") as response:
+    async with api.get(f"/v1/responses/{body['id']}") as response:
         assert (await response.json())["status"] == "completed"
     held.set()
 
@@ -480,29 +480,29 @@ def check_lines(frames: list[Json], limit: int) -> Json:
     assert marked == [True if before != after else None for before, after in zip(whole, shown, strict=True)]
     assert True in marked
     untouched = ("message", "function_call")
-    kept = [item for item in done if item["type"] in untouched]
-    assert [item for item in last["output"] if item["type"] in untouched] == kept
+    items = [item for item in done if item["type"] in untouched]
+    assert [item for item in last["output"] if item["type"] in untouched] == items
     return last
 
 
 @pytest.mark.parametrize("shown", ["function", "mcp"])
 async def test_outputs_in_lifecycle_events_are_shortened_to_max_event_bytes(start: Start, shown: str) -> None:
     api = await start(Reply(tool_calls=NOTES), Reply(text="Done. " * 200), max_event_bytes=LIMIT)
-    made = await streamed(api, headers={"X-Hermes-Tool-Items": shown})
-    last = check_lines(made, LIMIT)
-    kept = await fetch(api, last["id"])
-    assert min(map(len, outputs(kept))) > 1000
-    assert "truncated" not in json.dumps(kept)
+    streamed_events = await streamed(api, headers={"X-Hermes-Tool-Items": shown})
+    last = check_lines(streamed_events, LIMIT)
+    body = await fetch(api, last["id"])
+    assert min(map(len, outputs(body))) > 1000
+    assert "truncated" not in json.dumps(body)
     async with api.get(f"{PATH}/{last['id']}", params={"stream": "true"}) as response:
-        assert events(await stream_of(response)) == made, "a replay tells the same"
+        assert events(await stream_of(response)) == streamed_events, "a replay tells the same"
 
 
 async def test_code_interpreter_logs_are_shortened(start: Start) -> None:
     prints = [Call("execute_code", {"code": f"print('{c}' * 5000)"}, id=f"c{c}") for c in "abcd"]
     api = await start(Reply(tool_calls=prints), Reply(text="Done."), max_event_bytes=LIMIT)
-    made = await streamed(api, tools=[{"type": "code_interpreter", "container": {"type": "auto"}}])
-    last = object_of(made)
-    assert len(json.dumps(made[-1], ensure_ascii=False).encode()) < LIMIT
+    events = await streamed(api, tools=[{"type": "code_interpreter", "container": {"type": "auto"}}])
+    last = object_of(events)
+    assert len(json.dumps(events[-1], ensure_ascii=False).encode()) < LIMIT
     shown = [item for item in last["output"] if item["type"] == "code_interpreter_call"]
     whole = [item for item in (await fetch(api, last["id"]))["output"] if item["type"] == "code_interpreter_call"]
     assert [item.get("truncated") for item in shown] == [True] * 4
@@ -515,10 +515,10 @@ async def test_websocket_respects_max_event_bytes(start: Start) -> None:
     api = await start(Reply(tool_calls=NOTES), Reply(text="Done."), max_event_bytes=LIMIT)
     async with api.client.ws_connect(api.url + PATH) as socket:
         await socket.send_json({"type": "response.create", "input": "hi"})
-        made: list[Json] = []
-        while not made or made[-1]["type"] != "response.completed":
-            made.append(await socket.receive_json())
-    check_lines(made, LIMIT)
+        items: list[Json] = []
+        while not items or items[-1]["type"] != "response.completed":
+            items.append(await socket.receive_json())
+    check_lines(items, LIMIT)
 
 
 async def test_text_and_arguments_are_never_shortened(start: Start) -> None:
@@ -542,8 +542,8 @@ async def test_unstored_run_is_available_to_its_stream(start: Start, monkeypatch
     api = await start(Reply(text="Hello.", reasoning="A greeting will do."))
     begin = ResponseRecord.try_insert
 
-    async def late(kept: ResponseRecord, *arguments: Any) -> None:
-        await begin(kept, *arguments)
+    async def late(record: ResponseRecord, *arguments: Any) -> None:
+        await begin(record, *arguments)
 
         async def ended() -> bool:
             return bool(api.model.requests) and not api.app.engine.kinds

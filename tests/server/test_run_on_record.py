@@ -160,8 +160,8 @@ async def test_plain_turn_is_recorded_while_model_works(api: Api) -> None:
     seen: list[str] = []
 
     async def answer(_: Any) -> Reply:
-        found = await eventually(api.app.store.runs.list)
-        seen.append(found[0].state.status)
+        result = await eventually(api.app.store.runs.list)
+        seen.append(result[0].state.status)
         return Reply(text="Hello.", continues=False)
 
     api.model.handler = answer

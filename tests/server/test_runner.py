@@ -50,8 +50,8 @@ def mode(path: Path) -> int:
 
 def state(home: Home) -> dict[str, Any]:
     """The state file, whoever wrote it."""
-    told: dict[str, Any] = json.loads(home.state_file.read_text()) if home.state_file.exists() else {}
-    return told
+    payload: dict[str, Any] = json.loads(home.state_file.read_text()) if home.state_file.exists() else {}
+    return payload
 
 
 async def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -116,10 +116,10 @@ async def test_key_is_mentioned_but_never_shown(home: Home, capfd: pytest.Captur
     home.env_file.write_text(f"API_SERVER_KEY={GOOD_KEY}")
     async with serving(home, verbose=True):
         pass
-    told = capfd.readouterr()
-    assert "auth key," in told.out and "hermes gateway key" not in told.out
-    assert "listening on" in told.err
-    assert not any(GOOD_KEY in text for text in (told.out, told.err, home.state_file.read_text()))
+    captured = capfd.readouterr()
+    assert "auth key," in captured.out and "hermes gateway key" not in captured.out
+    assert "listening on" in captured.err
+    assert not any(GOOD_KEY in text for text in (captured.out, captured.err, home.state_file.read_text()))
 
 
 async def test_short_key_is_warning_on_loopback(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
@@ -135,9 +135,9 @@ async def test_invalid_setting_is_warning_with_default(home: Home, capfd: pytest
     home.config_file.write_text("api_server: {keepalive_seconds: soon, hots: 1}\nmodel: {provider: nobody}")
     async with serving(home) as (url, _):
         assert await get(f"{url}/health") == 200
-    told = capfd.readouterr()
-    assert "keepalive_seconds must be a number" in told.err and "hots" in told.err
-    assert "provider 'nobody' is unknown" in told.err and "model none" in told.out
+    captured = capfd.readouterr()
+    assert "keepalive_seconds must be a number" in captured.err and "hots" in captured.err
+    assert "provider 'nobody' is unknown" in captured.err and "model none" in captured.out
 
 
 async def test_open_home_permissions_are_fixed(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +161,7 @@ GOOD_HASH = hashlib.sha256(GOOD_KEY.encode()).hexdigest().upper()
 
 
 @pytest.mark.parametrize(
-    ("settings", "options", "code", "words"),
+    ("settings", "options", "code", "message"),
     [
         ("a: [", {}, 78, "config.yaml line 2, column 1"),
         ("api_server: {enabled: false}", {}, 78, "api_server.enabled is false: there is nothing to run"),
@@ -224,15 +224,15 @@ GOOD_HASH = hashlib.sha256(GOOD_KEY.encode()).hexdigest().upper()
     ],
 )
 async def test_refused_start_configurations(
-    home: Home, settings: str, options: dict[str, Any], code: int, words: str
+    home: Home, settings: str, options: dict[str, Any], code: int, message: str
 ) -> None:
     home.config_file.write_text(settings)
     with pytest.raises(HermesError) as refused:
         await GatewayRunner(home, **{"port": 0, **options}).serve(asyncio.Event())
     assert refused.value.exit_code == code
-    assert words in str(refused.value) and "Try: " in str(refused.value)
+    assert message in str(refused.value) and "Try: " in str(refused.value)
     left = state(home)
-    assert left["gateway_state"] == "startup_failed" and words in left["exit_reason"]
+    assert left["gateway_state"] == "startup_failed" and message in left["exit_reason"]
     assert not is_served(home) and not any(key in str(refused.value) for key in (GOOD_KEY, "hunter2", "12345678"))
 
 
@@ -397,14 +397,14 @@ def test_logs_are_private_sorted_and_redacted(home: Home, umask: int) -> None:
             logging.getLogger("hermes.server.chat").debug("below the level")
     finally:
         os.umask(before)
-    found = lines(home)
-    assert {name: text.count("\n") for name, text in found.items()} == {
+    log_lines = lines(home)
+    assert {name: text.count("\n") for name, text in log_lines.items()} == {
         "agent.log": 1,
         "errors.log": 1,
         "gateway.log": 1,
     }
-    assert "INFO hermes.agent.loop: a turn with [redacted]" in found["agent.log"]
-    assert found["errors.log"] == found["gateway.log"] and "abcdef" not in found["errors.log"]
+    assert "INFO hermes.agent.loop: a turn with [redacted]" in log_lines["agent.log"]
+    assert log_lines["errors.log"] == log_lines["gateway.log"] and "abcdef" not in log_lines["errors.log"]
     assert {mode(home.logs), *map(mode, home.logs.iterdir())} == {0o700, 0o600}
 
 
@@ -447,14 +447,14 @@ def test_runtime_configuration_without_secrets(home: Home) -> None:
         "agent: {reasoning_effort: high, reasoning_overrides: {n.1: none}}\n"
         "fallback_providers: [anthropic/claude, {provider: x, api_key: sk-0123456789abcdef}]\n"
     )
-    told = runner._load_gateway_config()
+    config = runner._load_gateway_config()
     assert runner._resolve_runtime_agent_kwargs() == {"provider": "openai", "base_url": "https://h/v1"}
     assert runner._resolve_gateway_model() == "m"
     assert GatewayRunner._load_reasoning_config() == {"enabled": True, "effort": "high"}
     assert (GatewayRunner._load_fallback_model() or [])[0] == "anthropic/claude"
-    assert told["agent"]["reasoning_effort"] == "high" and told["model"]["default"] == "m"
-    assert told["fallback_providers"] == ["anthropic/claude", {"provider": "x"}]
-    assert "api_key" not in told["model"] and "0123456789" not in json.dumps(told)
+    assert config["agent"]["reasoning_effort"] == "high" and config["model"]["default"] == "m"
+    assert config["fallback_providers"] == ["anthropic/claude", {"provider": "x"}]
+    assert "api_key" not in config["model"] and "0123456789" not in json.dumps(config)
 
 
 def test_runtime_configuration_without_settings(home: Home) -> None:

@@ -54,8 +54,8 @@ async def get_json(api: Api, path: str, **more: Any) -> Json:
 
 
 async def ended(api: Api, run_id: str) -> Json:
-    found: Json = await eventually(lambda: get_json(api, f"{RUNS}/{run_id}"), lambda run: run["finished_at"])
-    return found
+    run: Json = await eventually(lambda: get_json(api, f"{RUNS}/{run_id}"), lambda run: run["finished_at"])
+    return run
 
 
 async def run_to_end(api: Api, text: Any = "hi", **fields: Any) -> Json:
@@ -73,13 +73,13 @@ async def events(api: Api, run_id: str, query: str = "", **headers: str) -> list
 
 def names(seen: list[Frame]) -> list[str]:
     """The events of a stream, one of each that follow each other."""
-    found = [str(item.data["event"]) for item in seen]
-    return [name for at, name in enumerate(found) if at == 0 or found[at - 1] != name]
+    events = [str(item.data["event"]) for item in seen]
+    return [name for at, name in enumerate(events) if at == 0 or events[at - 1] != name]
 
 
 def event_data(seen: list[Frame], name: str) -> Json:
-    [found] = [item.data for item in seen if item.data["event"] == name]
-    return dict(found)
+    [item] = [item.data for item in seen if item.data["event"] == name]
+    return dict(item)
 
 
 def offer(api: Api, name: str, run: Any) -> None:
@@ -106,15 +106,15 @@ async def test_run_submit_and_result(api: Api) -> None:
     api.model.script = [Reply(text="Saved.", usage={"input": 900, "output": 40, "cached": 600})]
     body = {"input": "save it", "metadata": {"a": "b"}, "instructions": "In short.", "colour": "red"}
     async with api.post(RUNS, body) as response:
-        taken = await read_json(response, 202)
-        assert response.headers["Location"] == f"{RUNS}/{taken['run_id']}"
-        assert response.headers["X-Hermes-Run-Id"] == response.headers["X-Hermes-Session-Id"] == taken["run_id"]
+        payload = await read_json(response, 202)
+        assert response.headers["Location"] == f"{RUNS}/{payload['run_id']}"
+        assert response.headers["X-Hermes-Run-Id"] == response.headers["X-Hermes-Session-Id"] == payload["run_id"]
         assert response.headers["X-Hermes-Ignored"] == "colour"
         assert response.headers["X-Hermes-History"] == "stored; messages=0; ignored=0"
-    run_id = taken["run_id"]
-    assert taken == {
+    run_id = payload["run_id"]
+    assert payload == {
         "run_id": run_id, "status": "started", "object": "hermes.run", "session_id": run_id,
-        "created_at": taken["created_at"],
+        "created_at": payload["created_at"],
     }  # fmt: skip
     run = await ended(api, run_id)
     assert set(run) == FIELDS and run["input"] == "save it"
@@ -124,7 +124,7 @@ async def test_run_submit_and_result(api: Api) -> None:
         "status": "completed", "output": "Saved.", "completed": True, "partial": False, "interrupted": False,
         "error_code": None,
     }  # fmt: skip
-    assert run["created_at"] == taken["created_at"] <= run["started_at"] <= run["finished_at"] == run["updated_at"]
+    assert run["created_at"] == payload["created_at"] <= run["started_at"] <= run["finished_at"] == run["updated_at"]
     assert (run["kind"], run["model"], run["metadata"]) == ("run", "hermes-agent", {"a": "b"})
     assert run["last_event"] == "run.completed" and run["pending_approvals"] == [] and run["pending_question"] is None
     assert run["usage"] == {
@@ -292,12 +292,12 @@ async def test_run_events_are_same_live_and_replayed(start: Start) -> None:
             known = texts.get(item.data["message_id"], "")
             assert item.data["offset"] == len(known)
             texts[item.data["message_id"]] = known + item.data["delta"]
-    said = [item.data for item in seen if item.data["event"] == "message.completed"]
-    assert {message["message_id"]: message["content"] for message in said} == texts
+    completed = [item.data for item in seen if item.data["event"] == "message.completed"]
+    assert {message["message_id"]: message["content"] for message in completed} == texts
     assert list(texts) == [one["message_id"] for one in asked]
-    assert [message["phase"] for message in said] == ["commentary", "final_answer"]
-    begun, done = event_data(seen, "tool.started"), event_data(seen, "tool.completed")
-    assert (begun["tool"], begun["tool_call_id"], begun["arguments"], begun["iteration"]) == ("todo", "call_1", TODO, 1)
+    assert [message["phase"] for message in completed] == ["commentary", "final_answer"]
+    event, done = event_data(seen, "tool.started"), event_data(seen, "tool.completed")
+    assert (event["tool"], event["tool_call_id"], event["arguments"], event["iteration"]) == ("todo", "call_1", TODO, 1)
     assert (done["tool"], done["status"], done["error"]) == ("todo", "ok", False)
     assert len(done["result"]) == done["result_chars"]
     assert [item.data["usage"]["total_tokens"] for item in seen if item.data["event"] == "usage.updated"] == [15, 30]
@@ -386,7 +386,7 @@ async def test_invalid_event_position_is_rejected(api: Api, query: str, header: 
 
 async def test_run_list_pagination(api: Api) -> None:
     api.model.script = [Reply(text=f"Answer {n}.") for n in range(5)]
-    made = [(await run_to_end(api, session_id=f"s{n % 2}"))["run_id"] for n in range(5)]
+    run_ids = [(await run_to_end(api, session_id=f"s{n % 2}"))["run_id"] for n in range(5)]
     seen: list[Json] = []
     cursor = ""
     while True:
@@ -397,9 +397,9 @@ async def test_run_list_pagination(api: Api) -> None:
         if page["next_cursor"] is None:
             break
         cursor = f"&cursor={page['next_cursor']}"
-    assert [run["run_id"] for run in seen] == made[::-1]
+    assert [run["run_id"] for run in seen] == run_ids[::-1]
     assert [run["output"] for run in seen] == [f"Answer {n}." for n in range(4, -1, -1)]
-    assert seen[0] == await get_json(api, f"{RUNS}/{made[-1]}")
+    assert seen[0] == await get_json(api, f"{RUNS}/{run_ids[-1]}")
     for query, count in (("session_id=s0", 3), ("status=completed", 5), ("status=failed", 0), ("kind=chat", 0)):
         page = await get_json(api, f"{RUNS}?{query}")
         assert (len(page["data"]), page["total"]) == (count, count)
@@ -489,26 +489,26 @@ async def test_queued_run_stop(start: Start) -> None:
 
 @pytest.mark.parametrize("name", ["text", "input"])
 async def test_run_steer(api: Api, name: str) -> None:
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    started, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(ctx: ToolContext, args: Json) -> Json:
-        begun.set()
+        started.set()
         await go_on.wait()
         return {"ok": True}
 
     offer(api, "slow", slow)
     api.model.script = [Reply(tool_calls=[Call("slow", id="call_1")]), Reply(text="Aye.")]
     run_id = (await submitted(api))["run_id"]
-    await begun.wait()
+    await started.wait()
     async with api.post(f"{RUNS}/{run_id}/steer", {name: "Faster, please."}) as response:
-        taken = await read_json(response, 202)
-    assert taken == {"run_id": run_id, "steer_id": taken["steer_id"], "accepted": True}
+        payload = await read_json(response, 202)
+    assert payload == {"run_id": run_id, "steer_id": payload["steer_id"], "accepted": True}
     go_on.set()
     await ended(api, run_id)
     seen = await events(api, run_id)
     accepted, applied = event_data(seen, "steer.accepted"), event_data(seen, "steer.applied")
-    assert (accepted["steer_id"], accepted["text"]) == (taken["steer_id"], "Faster, please.")
-    assert (applied["steer_ids"], applied["where"]) == ([taken["steer_id"]], "call_1")
+    assert (accepted["steer_id"], accepted["text"]) == (payload["steer_id"], "Faster, please.")
+    assert (applied["steer_ids"], applied["where"]) == ([payload["steer_id"]], "call_1")
     assert "Faster, please." in json.dumps(api.model.requests[1].body)
     for body, code, param in (
         ({}, "missing_required_parameter", "text"),

@@ -36,11 +36,11 @@ async def things(api: Api) -> dict[str, str]:
     """One of each kind of object, so that not every id is unknown."""
     await read_json(await api.post("/api/sessions", {"id": "s1"}), 201)
     async with api.post("/v1/responses", {"input": "x"}) as response:
-        made = await read_json(response)
+        body = await read_json(response)
         run_id = response.headers["X-Hermes-Run-Id"]
     async with api.post("/v1/conversations", {}) as response:
         talk = await read_json(response)
-    known = {"session_id": "s1", "response_id": made["id"], "run_id": run_id, "model_id": "hermes-agent"}
+    known = {"session_id": "s1", "response_id": body["id"], "run_id": run_id, "model_id": "hermes-agent"}
     return {**known, "conversation_id": talk["id"], "message_id": run_id.replace("run_", "msg_")}
 
 
@@ -51,7 +51,7 @@ def hammer(document: Json, url: str, headers: dict[str, str], known: dict[str, s
     schema = schemathesis.openapi.from_dict(document)
     checks = schemathesis.checks
     agreed = [checks.status_code_conformance, checks.content_type_conformance, checks.response_schema_conformance]
-    operations = [made.ok() for made in schema.get_all_operations()]
+    operations = [operation.ok() for operation in schema.get_all_operations()]
     operations = [op for op in operations if (op.method.upper(), op.path) not in LEFT_OUT]
     # What is deleted is gone for all that come after.
     operations.sort(key=lambda op: op.method.upper() == "DELETE")

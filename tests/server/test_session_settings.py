@@ -64,7 +64,7 @@ async def _run(api: Api, session_id: str, **fields: Any) -> str:
     async def record() -> Any:
         return await api.app.engine.get(run_id)
 
-    await eventually(record, lambda found: found is not None and found.state.ended)
+    await eventually(record, lambda value: value is not None and value.state.ended)
     return run_id
 
 
@@ -122,13 +122,13 @@ async def test_turns_on_every_route_use_session_settings(start: Start, tmp_path:
     api = await serving(start, tmp_path)
     folder = tmp_path / "garden"
     folder.mkdir()
-    kept = {"workdir": str(folder), "toolsets": ["todo"], "max_iterations": 7}
-    session = await create_session(api, id="s", **kept)
-    assert {name: session[name] for name in kept} == kept
+    settings = {"workdir": str(folder), "toolsets": ["todo"], "max_iterations": 7}
+    session = await create_session(api, id="s", **settings)
+    assert {name: session[name] for name in settings} == settings
     tools, steps, told_folder = await turn_settings(api, await WAYS[way](api, "s"))
     assert (tools, steps, str(folder) in told_folder) == ({"todo"}, 7, True)
     session = await changed(api, "s", workdir=None, toolsets=None, max_iterations=None)
-    assert {name: session[name] for name in kept} == dict.fromkeys(kept)
+    assert {name: session[name] for name in settings} == dict.fromkeys(settings)
     tools, steps, told_folder = await turn_settings(api, await WAYS[way](api, "s"))
     assert (len(tools) > 1, steps, str(folder) in told_folder) == (True, 90, False)
 
@@ -217,8 +217,8 @@ async def test_pinned_sessions_filter(api: Api) -> None:
     assert (await changed(api, "a", pinned=True))["pinned"] is True
 
     async def listed(query: str) -> tuple[list[str], int]:
-        found = await get_json(api, SESSIONS + query)
-        return [session["id"] for session in found["data"]], found["total"]
+        body = await get_json(api, SESSIONS + query)
+        return [session["id"] for session in body["data"]], body["total"]
 
     assert await listed("") == (["c", "b", "a"], 3)
     assert await listed("?pinned=true") == (["b", "a"], 2)
@@ -261,8 +261,8 @@ async def test_session_compaction_on_request(start: Start) -> None:
     assert 0 < done["messages_archived"] < len(ids)
     assert done["usage"]["output_tokens"] >= 0
     assert "the foxes" in str(api.model.requests[0].body)
-    found = await get_json(api, f"{SESSIONS}/s/messages")
-    assert [message["id"] for message in found["data"]] == ids
+    body = await get_json(api, f"{SESSIONS}/s/messages")
+    assert [message["id"] for message in body["data"]] == ids
     async with api.post(f"{SESSIONS}/s/compact", {"focus": "the foxes"}, headers=headers) as response:
         assert await read_json(response) == done
     assert len(api.model.requests) == 1
@@ -288,7 +288,7 @@ async def test_busy_session_is_not_compacted(start: Start) -> None:
     await create_session(api, id="s")
     turn = asyncio.ensure_future(_session_chat(api, "s"))
     await eventually(
-        lambda: get_json(api, f"{SESSIONS}/s"), lambda found: found["session"]["active_run_id"] is not None
+        lambda: get_json(api, f"{SESSIONS}/s"), lambda value: value["session"]["active_run_id"] is not None
     )
     async with api.post(f"{SESSIONS}/s/compact") as response:
         await read_error(response, 409, "session_busy")

@@ -61,11 +61,11 @@ async def test_new_session_with_reused_id_has_no_state(api: Api, home_folder: Pa
         assert ("anna", PLAIN) not in api.app.services.session_states._states
     else:  # the listeners of this process hear nothing of it
         listeners = api.app.store.blocking.engine.deletion_listeners
-        kept, listeners[:] = [*listeners], []
+        saved, listeners[:] = [*listeners], []
         db = SessionDB(home_folder / "state.db")
         assert db.delete_session(PLAIN)
         db.close()
-        listeners[:] = kept
+        listeners[:] = saved
     [result] = await turn(api, heir, PLAIN, command('echo "[$MELON] $PWD"'))
     assert result["output"].startswith("[] ") and not result["output"].startswith("[] /tmp\n")
     inherited = api.app.services.session_states.of("anna" if heir == ANNA else "ben", PLAIN)
@@ -107,30 +107,30 @@ async def test_sessions_with_similar_ids_have_own_uploads(start: Start, home_fol
 
 async def test_background_processes_end_with_session(api: Api) -> None:
     begin = command("sleep 600", background=True, notify_on_complete=True)
-    [begun] = await turn(api, ANNA, PLAIN, begin)
+    [started] = await turn(api, ANNA, PLAIN, begin)
     [process] = api.app.services.outside.processes.of("anna", PLAIN)
     await delete(api, ANNA, PLAIN)
     await eventually(process.ended.wait)
     listing, polled = await turn(
         api, BEN, PLAIN, Call("process", {"action": "list"}),
-        Call("process", {"action": "poll", "session_id": begun["session_id"]}),
+        Call("process", {"action": "poll", "session_id": started["session_id"]}),
     )  # fmt: skip
     assert listing["processes"] == [] and polled["state"] == "lost"
-    assert begun["session_id"] not in json.dumps(api.model.requests[0].body)
+    assert started["session_id"] not in json.dumps(api.model.requests[0].body)
 
 
 def _background(owner: str, number: int, *, ended: bool = False) -> Background:
-    made = Background(f"proc_{owner}{number}", owner, "s", "true", None, None)  # type: ignore[arg-type]
+    background = Background(f"proc_{owner}{number}", owner, "s", "true", None, None)  # type: ignore[arg-type]
     if ended:
-        made.ended.set()
-    return made
+        background.ended.set()
+    return background
 
 
 async def test_background_process_limit_is_per_owner() -> None:
     processes = Processes()
     for number in range(BACKGROUND_MAX):
-        made = _background("anna", number)
-        processes._processes[made.id] = made
+        process = _background("anna", number)
+        processes._processes[process.id] = process
     over = _background("ben", 0, ended=True)
     processes._processes[over.id] = over
     assert not processes.make_room("anna") and processes.make_room("ben")

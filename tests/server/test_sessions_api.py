@@ -55,13 +55,13 @@ async def streamed(api: Api, session_id: str, message: Any = "hi", headers: Any 
 
 def names(seen: list[Frame]) -> list[str]:
     """The events of a stream, one of each that follow each other."""
-    found = [str(item.event) for item in seen]
-    return [name for at, name in enumerate(found) if at == 0 or found[at - 1] != name]
+    events = [str(item.event) for item in seen]
+    return [name for at, name in enumerate(events) if at == 0 or events[at - 1] != name]
 
 
 def event_data(seen: list[Frame], name: str) -> Json:
-    [found] = [item.data for item in seen if item.event == name]
-    return dict(found)
+    [item] = [item.data for item in seen if item.event == name]
+    return dict(item)
 
 
 def db_of(api: Api) -> SessionDB:
@@ -214,11 +214,11 @@ async def test_messages_pagination_latest_first_in_order(api: Api) -> None:
     path = f"{SESSIONS}/s/messages"
 
     async def page(query: str) -> tuple[list[int], bool]:
-        found = await get_json(api, path + query)
-        assert found["session_id"] == "s" and found["total"] == 6
-        listed = [message["id"] for message in found["data"]]
-        assert (found["first_id"], found["last_id"]) == ((listed[0], listed[-1]) if listed else (None, None))
-        return listed, found["has_more"]
+        body = await get_json(api, path + query)
+        assert body["session_id"] == "s" and body["total"] == 6
+        listed = [message["id"] for message in body["data"]]
+        assert (body["first_id"], body["last_id"]) == ((listed[0], listed[-1]) if listed else (None, None))
+        return listed, body["has_more"]
 
     assert await page("") == (ids, False)
     assert await page("?limit=2") == (ids[4:], True)
@@ -276,9 +276,9 @@ async def test_messages_hide_compaction(api: Api) -> None:
     seen = db.get_messages_as_conversation("s")
     for text in ("summary one", "summary two"):
         db.archive_and_compact("s", [seen[0], {"role": "user", "content": text}, seen[-1]])
-    found = await get_json(api, f"{SESSIONS}/s/messages")
-    assert [(m["id"], m["content"]) for m in found["data"]] == [(ids[n], f"word{n}") for n in range(6)]
-    assert (found["total"], (await get_json(api, f"{SESSIONS}/s"))["session"]["message_count"]) == (6, 6)
+    body = await get_json(api, f"{SESSIONS}/s/messages")
+    assert [(m["id"], m["content"]) for m in body["data"]] == [(ids[n], f"word{n}") for n in range(6)]
+    assert (body["total"], (await get_json(api, f"{SESSIONS}/s"))["session"]["message_count"]) == (6, 6)
     everything = (await get_json(api, f"{SESSIONS}/s/messages?include_inactive=1"))["data"]
     assert [m["content"] for m in everything if m["model_only"]] == ["summary one", "summary two"]
     assert [m["id"] for m in everything if not m["model_only"]] == ids
@@ -323,8 +323,8 @@ async def test_session_search_pagination(api: Api) -> None:
         cursor = f"&cursor={page['next_cursor']}"
     assert len(seen) == len(set(seen)) == 12
     assert [hit for hit in seen if hit[1] is None] == seen[:3], "titles stand before messages"
-    said = [hit[1] for hit in seen[3:]]
-    assert said == sorted(said, reverse=True)
+    texts = [hit[1] for hit in seen[3:]]
+    assert texts == sorted(texts, reverse=True)
     for query, count in (("role=assistant", 3), ("session_id=s1", 4), ("source=cli", 0)):
         assert len((await get_json(api, f"{SESSIONS}/search?q=pear&{query}"))["data"]) == count
 
@@ -451,11 +451,11 @@ async def test_session_fork_before_a_message_and_its_branches(api: Api) -> None:
     async with api.post(f"{SESSIONS}/s/fork", {"id": "g", "before_message_id": ids[0]}) as response:
         assert (await read_json(response, 201))["session"]["message_count"] == 0
     for session_id in ("s", "f", "g"):
-        found = (await get_json(api, f"{SESSIONS}/{session_id}/branches"))["data"]
-        assert [(one["id"], one["parent_session_id"], one["shared_messages"]) for one in found] == [
+        branches = (await get_json(api, f"{SESSIONS}/{session_id}/branches"))["data"]
+        assert [(one["id"], one["parent_session_id"], one["shared_messages"]) for one in branches] == [
             ("s", None, 0), ("f", "s", 1), ("g", "s", 0),
         ]  # fmt: skip
-        assert all(set(one) == FIELDS | {"shared_messages"} for one in found)
+        assert all(set(one) == FIELDS | {"shared_messages"} for one in branches)
     for body, code, param in (
         ({"at_message_id": ids[0], "before_message_id": ids[0]}, "invalid_value", "before_message_id"),
         ({"before_message_id": "x"}, "invalid_type", "before_message_id"),
@@ -741,13 +741,13 @@ async def test_session_chat_continues_after_disconnect(start: Start, path: str) 
     held.let_all()
 
     async def rows() -> list[Json]:
-        found: list[Json] = (await get_json(api, f"{SESSIONS}/s/messages"))["data"]
-        return found
+        data: list[Json] = (await get_json(api, f"{SESSIONS}/s/messages"))["data"]
+        return data
 
-    found = await eventually(rows, lambda found: len(found) == 2)
-    assert found[1]["content"] == "Hello." and found[1]["finish_reason"] == "stop"
-    async with api.get(f"/v1/runs/{found[1]['run_id']}") as response:
-        run = await eventually(lambda: get_json(api, f"/v1/runs/{found[1]['run_id']}"), lambda run: run["finished_at"])
+    result = await eventually(rows, lambda value: len(value) == 2)
+    assert result[1]["content"] == "Hello." and result[1]["finish_reason"] == "stop"
+    async with api.get(f"/v1/runs/{result[1]['run_id']}") as response:
+        run = await eventually(lambda: get_json(api, f"/v1/runs/{result[1]['run_id']}"), lambda run: run["finished_at"])
         assert response.status == 200 and run["status"] == "completed"
     await held.stop()
 

@@ -60,20 +60,22 @@ async def skill_names(api: Api, scope: str) -> set[str]:
 
 @pytest.fixture
 async def api(start: Start, home_folder: Path) -> Api:
-    made = await start(keys=KEYS, toolsets=["skills"])
+    api_server = await start(keys=KEYS, toolsets=["skills"])
     shared = home_folder / "skills" / "writing" / "shared" / "SKILL.md"
     shared.parent.mkdir(parents=True)
     shared.write_text(text_of("shared"))
-    return made
+    return api_server
 
 
 @pytest.mark.parametrize("writer", SCOPES)
 @pytest.mark.parametrize("category", ["", "drinks"])
 async def test_skill_is_written_to_own_scope(api: Api, home_folder: Path, writer: str, category: str) -> None:
     given = {"category": category} if category else {}
-    made = await use(api, writer, "skill_manage", action="create", name="written", content=text_of("written"), **given)
+    result = await use(
+        api, writer, "skill_manage", action="create", name="written", content=text_of("written"), **given
+    )
     place = home_folder / "skills" / SCOPES[writer][2] / category / "written" / "SKILL.md"
-    assert made["path"].endswith("written/SKILL.md") and place.read_text() == text_of("written")
+    assert result["path"].endswith("written/SKILL.md") and place.read_text() == text_of("written")
     for reader in SCOPES:
         own = reader == writer or writer == "default"
         assert await skill_names(api, reader) == ({"shared", "written"} if own else {"shared"})

@@ -231,8 +231,8 @@ def test_runtime_status_of_earlier_process_is_dropped(home: Home, server: subpro
 @pytest.mark.parametrize("state", status.STATES)
 def test_every_gateway_state_can_be_written(home: Home, state: str) -> None:
     write_runtime_status(home, gateway_state=state)
-    found = read_runtime_status(home)
-    assert found is not None and found["gateway_state"] == state
+    status = read_runtime_status(home)
+    assert status is not None and status["gateway_state"] == state
 
 
 @pytest.mark.parametrize(

@@ -107,11 +107,11 @@ class ProcessTree:
 
 def waiting(mark: str) -> list[str]:
     """The processes of a tree that are where they wait; a shell may only mention the mark."""
-    found = []
+    pids = []
     for pid in running(mark):
         with contextlib.suppress(OSError):
-            found += [pid] if Path(f"/proc/{pid}/comm").read_text().strip() in ("sleep", "python3") else []
-    return found
+            pids += [pid] if Path(f"/proc/{pid}/comm").read_text().strip() in ("sleep", "python3") else []
+    return pids
 
 
 def leftovers(home: Path) -> set[str]:
@@ -148,7 +148,7 @@ async def process_tree(start: Start, home_folder: Path, request: pytest.FixtureR
     async def rest() -> set[str]:
         return leftovers(home_folder) - before
 
-    await eventually(rest, lambda found: not found)  # a process that was ended is gone a moment later
+    await eventually(rest, lambda value: not value)  # a process that was ended is gone a moment later
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0, "nobody listens where the tree did"
 
@@ -167,11 +167,11 @@ def terminal(command: str = "sh tree.sh", **arguments: Any) -> Call:
 
 def told_of(seen: list[Json], call_id: str) -> tuple[str, Json]:
     """How a call ended, and what the model was answered."""
-    [found] = [event for event in seen if event["event"] == "tool.completed" and event["tool_call_id"] == call_id]
-    result = found["result"] or "{}"
+    [event] = [event for event in seen if event["event"] == "tool.completed" and event["tool_call_id"] == call_id]
+    result = event["result"] or "{}"
     if result.startswith("["):  # the frame of what may come from outside
         result = result.split("\n", 1)[1].rsplit("\n", 1)[0]
-    return found["status"], json.loads(result)
+    return event["status"], json.loads(result)
 
 
 # ---- stopped
@@ -405,8 +405,8 @@ async def test_signal_before_command_starts_is_not_lost(tmp_path: Path, backend:
         began = time.monotonic()
         async with process:
             process.interrupt()
-            said = b"".join([data async for data in process.chunks()])
-            assert (await process.wait(), process.ended_by, said) == (130, "interrupted", b"")
+            data = b"".join([data async for data in process.chunks()])
+            assert (await process.wait(), process.ended_by, data) == (130, "interrupted", b"")
         assert time.monotonic() - began < GONE_S
     await sandbox.stop()
 
@@ -417,7 +417,7 @@ async def test_ignored_signals_of_server_are_not_inherited(tmp_path: Path) -> No
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         async with await Local(place).spawn(["grep", "SigIgn", "/proc/self/status"]) as process:
-            said = b"".join([data async for data in process.chunks()])
+            data = b"".join([data async for data in process.chunks()])
     finally:
         signal.signal(signal.SIGINT, before)
-    assert int(said.split()[1], 16) & (1 << (signal.SIGINT - 1)) == 0
+    assert int(data.split()[1], 16) & (1 << (signal.SIGINT - 1)) == 0

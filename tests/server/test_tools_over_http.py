@@ -197,10 +197,10 @@ async def test_background_process_outlives_turn_and_completion_is_reported(conve
     (conversation.workspace / "go").touch()
     second = await conversation.turn([Call("process", {"action": "wait", "session_id": began["session_id"]})])
     assert (second.answers[0]["state"], second.answers[0]["output"]) == ("exited", "bye\n")
-    words = f"The background process {began['session_id']} has ended with exit code 0."
+    text = f"The background process {began['session_id']} has ended with exit code 0."
     async with asyncio.timeout(30):  # like a steer where a turn goes on, else as a notice of the next
         while not any(
-            words in str(event) for event in second.run_events("warning") + second.run_events("steer.accepted")
+            text in str(event) for event in second.run_events("warning") + second.run_events("steer.accepted")
         ):
             second = await conversation.turn()
 
@@ -261,10 +261,10 @@ async def test_write_file(conversation: Conversation) -> None:
         [Call("read_file", {"path": "old.txt"})],
         [Call("write_file", {"path": "old.txt", "content": "new\n"})],
     )
-    made, stale, _, written = turn.answers
+    created, stale, _, written = turn.answers
     assert (conversation.workspace / "new/made.json").read_text() == '{"a": \n'
-    assert set(made) == {"path", "bytes", "created", "added", "removed", "diagnostics"}
-    assert (made["bytes"], made["created"]) == (7, True) and made["diagnostics"]
+    assert set(created) == {"path", "bytes", "created", "added", "removed", "diagnostics"}
+    assert (created["bytes"], created["created"]) == (7, True) and created["diagnostics"]
     assert stale["code"] == "stale_file" and stale["hint"]
     assert (written["created"], written["added"], written["removed"]) == (False, 1, 1)
     assert written["diff"].splitlines()[2:] == ["@@ -1,1 +1,1 @@", "-old", "+new"]
@@ -285,7 +285,7 @@ async def test_commands_and_files_share_home(conversation: Conversation) -> None
 
 async def test_patch(conversation: Conversation) -> None:
     one = put(conversation, "one.py", "def f():\n    return 1\n")
-    two, gone = put(conversation, "two.txt", "a\nb\nc\n"), put(conversation, "gone.txt", "x\n")
+    two, deleted = put(conversation, "two.txt", "a\nb\nc\n"), put(conversation, "gone.txt", "x\n")
     text = """*** Begin Patch
 *** Update File: two.txt
 *** Move to: sub/moved.txt
@@ -307,7 +307,9 @@ async def test_patch(conversation: Conversation) -> None:
     assert "-    return 1" in replaced["diff"] and "+    return 2" in replaced["diff"]
     assert replaced["files"] == [{"path": "one.py", "added": 1, "removed": 1}] and replaced["matched_by"] == "exact"
     assert (
-        (conversation.workspace / "sub/moved.txt").read_text() == "a\nB\nc\n" and not two.exists() and not gone.exists()
+        (conversation.workspace / "sub/moved.txt").read_text() == "a\nB\nc\n"
+        and not two.exists()
+        and not deleted.exists()
     )
     assert (conversation.workspace / "three.txt").read_text() == "three\n"
     assert {file["path"] for file in patched["files"]} == {"sub/moved.txt", "three.txt", "gone.txt"}
@@ -328,9 +330,9 @@ async def test_search_files(conversation: Conversation) -> None:
             Call("search_files", {"pattern": "("}),
         ]
     )
-    found, named, counted, wrong = turn.answers
+    matches, named, counted, wrong = turn.answers
     hit = {"path": "src/a.py", "line": 2, "text": "needle = 2", "before": ["x = 1"], "after": []}
-    assert found == {"matches": [hit], "total": 1, "truncated": False, "next_offset": None, "withheld": 0}
+    assert matches == {"matches": [hit], "total": 1, "truncated": False, "next_offset": None, "withheld": 0}
     assert named["matches"] == ["src/b.txt"]
     assert counted["matches"] == [{"path": "src/a.py", "count": 1}, {"path": "src/b.txt", "count": 1}]
     assert wrong["code"] == "invalid_arguments" and wrong["hint"]
@@ -376,8 +378,8 @@ async def test_session_search(conversation: Conversation) -> None:
         return [Call("session_search", window), Call("session_search", {})]
 
     turn = await conversation.turn([Call("session_search", {"query": "rhubarb"})], around)
-    found, window, recent = turn.answers
-    assert (found["hits"][0]["session_id"], found["hits"][0]["title"]) == ("kitchen", "Cakes")
+    hits, window, recent = turn.answers
+    assert (hits["hits"][0]["session_id"], hits["hits"][0]["title"]) == ("kitchen", "Cakes")
     assert [message["content"] for message in window["messages"]] == [
         "How long does it bake?",
         "The rhubarb cake needs forty minutes.",
@@ -428,13 +430,13 @@ async def test_cronjob(conversation: Conversation) -> None:
             Call("cronjob", {"action": "list", "include_disabled": True}),
         ],
     )
-    made, wrong, paused, listed = turn.answers
+    created, wrong, paused, listed = turn.answers
     [job] = await conversation.api.app.store.jobs.list(owner="default")
     assert (job["name"], job["prompt"], job["schedule"]["minutes"]) == ("Tea", "Make tea.", 120)
     assert job["repeat"] == {"times": 3, "completed": 0} and job["enabled"] is False
     assert job["origin"] == {"source": "api_server", "session_id": SESSION}
-    assert made["job"]["id"] == job["id"] == paused["job"]["id"] == listed["jobs"][0]["id"]
-    assert made["job"]["enabled"] is True and re.fullmatch("[0-9a-f]{12}", job["id"])
+    assert created["job"]["id"] == job["id"] == paused["job"]["id"] == listed["jobs"][0]["id"]
+    assert created["job"]["enabled"] is True and re.fullmatch("[0-9a-f]{12}", job["id"])
     assert wrong["code"] == "bad_schedule" and "every 30m" in str(wrong), "the grammar is told"
 
 
@@ -518,10 +520,10 @@ async def test_web_extract(start: Start, surface: str, home_folder: Path, site: 
     turn = await conversation.turn(
         [Call("web_extract", {"urls": [f"{site}/page", f"{site}/gone", metadata, "example.org"]})]
     )
-    page, gone, private, bare = turn.answers[0]["pages"]
+    page, missing, private, bare = turn.answers[0]["pages"]
     assert (page["status"], page["title"], page["error"]) == (200, "A page", None)
     assert page["content"].startswith("# Hello")
-    assert (gone["status"], gone["code"]) == (404, "fetch_failed")
+    assert (missing["status"], missing["code"]) == (404, "fetch_failed")
     assert private["code"] == bare["code"] == "url_refused" and "https://" in bare["error"]
     framed(turn)
 
@@ -590,8 +592,8 @@ async def test_delegate_task(conversation: Conversation) -> None:
     assert (failed["status"], failed["summary"]) == ("failed", "") and failed["error"]
     assert (conversation.workspace / "count.txt").read_text() == "4\n", "it works where its parent does"
     assert counted["usage"]["total_tokens"] == 220
-    begun, ended = turn.run_events("subagent.started"), turn.run_events("subagent.completed")
-    assert {event["subagent_id"]: event["goal"] for event in begun} == {
+    started, ended = turn.run_events("subagent.started"), turn.run_events("subagent.completed")
+    assert {event["subagent_id"]: event["goal"] for event in started} == {
         counted["child_run_id"]: "Count the files.",
         failed["child_run_id"]: "Fail at it.",
     }
@@ -600,7 +602,7 @@ async def test_delegate_task(conversation: Conversation) -> None:
         failed["child_run_id"]: ("failed", True),
     }
     [call_id] = turn.calls
-    assert {event["tool_call_id"] for event in (*begun, *ended)} == {call_id}
+    assert {event["tool_call_id"] for event in (*started, *ended)} == {call_id}
     assert turn.events[-1]["usage"]["total_tokens"] >= 220, "what a child uses is counted"
     async with conversation.api.get("/v1/runs") as response:
         assert [run["run_id"] for run in (await read_json(response))["data"]] == [turn.run_id]

@@ -221,9 +221,9 @@ async def test_keep_alive_connection_serves_several_requests(api: Api) -> None:
 
 @pytest.mark.parametrize("path", PLAIN_GETS)
 async def test_head_method_matches_get(api: Api, path: str) -> None:
-    async with api.get(path) as got:
-        status, headers = got.status, dict(got.headers)
-        body = await got.read()
+    async with api.get(path) as answer:
+        status, headers = answer.status, dict(answer.headers)
+        body = await answer.read()
     async with api.client.head(api.url + path) as response:
         assert response.status == status == 200
         assert await response.read() == b""
@@ -528,9 +528,9 @@ async def test_provider_error_text_is_redacted_everywhere(api: Api, caplog: pyte
     for stream in (False, True):
         api.model.script = [Reply(status=401, error="bad key", quote_key=True)]
         async with api.post(CHAT, user(f"hi {stream}", stream=stream)) as response:
-            said = await response.text() + str(dict(response.headers))
-        assert PROVIDER_KEY not in said
-        assert "[redacted]" in said
+            text = await response.text() + str(dict(response.headers))
+        assert PROVIDER_KEY not in text
+        assert "[redacted]" in text
     assert PROVIDER_KEY not in caplog.text
 
 
@@ -539,8 +539,8 @@ async def test_server_keys_are_redacted_in_answers(api: Api, secret: str) -> Non
     text = ["It is ", secret[:9], secret[9:20], secret[20:], " indeed, ", secret[:5], "."]
     api.model.script = [Reply(text=text), Reply(text=text, continues=False)]
     async with api.post(CHAT, user(stream=True)) as response:
-        said = await response.text()
-    assert secret[:12] not in said
+        body = await response.text()
+    assert secret[:12] not in body
     answer = await api.ask("once more")
     assert answer["choices"][0]["message"]["content"] == f"It is [redacted] indeed, {secret[:5]}."
 

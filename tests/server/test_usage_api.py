@@ -34,16 +34,16 @@ async def test_turns_are_counted(start: Start) -> None:
     api.model.script = [Reply(status=401, error={"error": {"message": "no"}})]
     async with api.post("/v1/chat/completions", user("again")) as response:
         assert response.status == 502
-    found = await usage_of(api, "?group_by=day,model,provider,owner")
-    assert found["last_day"] == datetime.now(UTC).date().isoformat()
-    [row] = found["data"]
-    assert (row["day"], row["owner"], row["model"]) == (found["last_day"], "default", "test-model")
+    usage = await usage_of(api, "?group_by=day,model,provider,owner")
+    assert usage["last_day"] == datetime.now(UTC).date().isoformat()
+    [row] = usage["data"]
+    assert (row["day"], row["owner"], row["model"]) == (usage["last_day"], "default", "test-model")
     assert (row["turns"], row["failed"], row["cancelled"], row["calls"]) == (2, 1, 0, 2)
     assert (row["input_tokens"], row["output_tokens"], row["cost_usd"]) == (20, 10, None)
     assert (row["tool_calls"], row["tool_errors"]) == (1, 0)
     assert row["turn_seconds"] > 0 and row["tool_seconds"] >= 0
     assert 0 < row["first_token_p50"] <= row["first_token_p95"] and row["first_token_mean"] >= 0
-    assert found["total"] == {name: row[name] for name in found["total"]}
+    assert usage["total"] == {name: row[name] for name in usage["total"]}
 
 
 async def test_each_owner_sees_its_own_and_an_admin_all(start: Start) -> None:
@@ -55,9 +55,9 @@ async def test_each_owner_sees_its_own_and_an_admin_all(start: Start) -> None:
     assert {row["owner"]: row["turns"] for row in everybody["data"]} == {"anna": 2, "ben": 1}
     assert everybody["total"]["turns"] == 3
     for key, owner, turns in ((ANNA, "anna", 2), (BEN, "ben", 1)):
-        found = await usage_of(api, "?group_by=owner,model", key)
-        assert [(row["owner"], row["turns"]) for row in found["data"]] == [(owner, turns)]
-        assert found["total"]["turns"] == turns
+        usage = await usage_of(api, "?group_by=owner,model", key)
+        assert [(row["owner"], row["turns"]) for row in usage["data"]] == [(owner, turns)]
+        assert usage["total"]["turns"] == turns
 
 
 async def test_days_are_bounded(api: Api) -> None:
@@ -65,9 +65,9 @@ async def test_days_are_bounded(api: Api) -> None:
         api.app.store.blocking.usage_days.add({UsageKey(TODAY - days_ago, "default", "p", "m"): {"turns": 1.0}})
     for query, turns in (("", 3), ("?days=1", 1), ("?days=2", 2), ("?days=400", 5)):
         assert (await usage_of(api, query))["total"]["turns"] == turns
-    found = await usage_of(api, "?days=2")
-    assert len(found["data"]) == 2 and found["data"][0]["day"] == found["first_day"] < found["last_day"]
-    assert set(found["data"][0]) & {"owner", "model", "provider"} == set()
+    usage = await usage_of(api, "?days=2")
+    assert len(usage["data"]) == 2 and usage["data"][0]["day"] == usage["first_day"] < usage["last_day"]
+    assert set(usage["data"][0]) & {"owner", "model", "provider"} == set()
     assert (await usage_of(api, "?group_by=model"))["data"][0]["model"] == "m"
 
 

@@ -40,8 +40,8 @@ async def turn(socket: Socket, input: Any = "hi", **fields: Any) -> Json:
     await ask(socket, input, **fields)
     events = await answer(socket)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    made: Json = events[-1]["response"]
-    return made
+    response: Json = events[-1]["response"]
+    return response
 
 
 async def error(socket: Socket) -> Json:
@@ -99,13 +99,13 @@ async def test_websocket_turn_is_incremental(start: Start) -> None:
         api = await start(settings=model.settings)
         async with connect(api) as socket:
             await ask(socket)
-            got = []
+            deltas = []
             for _ in range(2):
                 model.let()
                 while (event := await socket.receive_json(timeout=20))["type"] != "response.output_text.delta":
                     pass
-                got.append(event["delta"])
-            assert got == ["Hello", " there"]
+                deltas.append(event["delta"])
+            assert deltas == ["Hello", " there"]
             await answer(socket)
 
 
@@ -113,8 +113,8 @@ async def test_websocket_handshake_headers_apply_to_turns(api: Api) -> None:
     todo = Call("todo", {}, id="call_todo")
     api.model.script = [Reply(tool_calls=[todo]), Reply(text="Done.")]
     async with connect(api, headers={"X-Hermes-Tool-Items": "mcp", "X-Hermes-Session-Id": "hall"}) as socket:
-        made = await turn(socket)
-    assert [item["type"] for item in made["output"]] == ["mcp_call", "message"]
+        answer = await turn(socket)
+    assert [item["type"] for item in answer["output"]] == ["mcp_call", "message"]
     async with api.get("/api/sessions/hall") as response:
         await read_json(response)
 
@@ -145,10 +145,10 @@ async def test_websocket_unstored_chains(api: Api) -> None:
     async with connect(api) as socket:
         previous: Json = {}
         for number in range(10):
-            made = await turn(socket, f"question {number}", store=False, **previous)
-            previous = {"previous_response_id": made["id"]}
+            answer = await turn(socket, f"question {number}", store=False, **previous)
+            previous = {"previous_response_id": answer["id"]}
     assert [len(sent(request)) for request in api.model.requests] == [2 * n + 1 for n in range(10)]
-    async with api.get(f"{PATH}/{made['id']}") as response:
+    async with api.get(f"{PATH}/{answer['id']}") as response:
         assert response.status == 404
 
 
@@ -156,10 +156,10 @@ async def test_websocket_client_tool_round_trip(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="It is on.")]
     tools = [flat(function("lamp", room={"type": "string"}))]
     async with connect(api) as socket:
-        made = await turn(socket, "light", tools=tools, store=False)
-        assert made["output"][-1]["call_id"] == "call_lamp"
+        response = await turn(socket, "light", tools=tools, store=False)
+        assert response["output"][-1]["call_id"] == "call_lamp"
         output = {"type": "function_call_output", "call_id": "call_lamp", "output": "done"}
-        again = await turn(socket, [output], tools=tools, store=False, previous_response_id=made["id"])
+        again = await turn(socket, [output], tools=tools, store=False, previous_response_id=response["id"])
     assert again["output"][-1]["content"][0]["text"] == "It is on."
 
 
@@ -167,8 +167,10 @@ async def test_websocket_ignores_stream_options(api: Api) -> None:
     api.model.script = [Reply(text="Hello.", continues=False)] * 2
     async with connect(api) as socket:
         for stream in (True, False):
-            made = await turn(socket, stream=stream, stream_options={"include_obfuscation": False}, background=False)
-            assert made["status"] == "completed"
+            response = await turn(
+                socket, stream=stream, stream_options={"include_obfuscation": False}, background=False
+            )
+            assert response["status"] == "completed"
 
 
 WARM_UPS: list[tuple[Json, list[tuple[str, str]]]] = [
@@ -193,8 +195,8 @@ async def test_websocket_warm_up_runs_no_turn(api: Api, fields: Json, before: li
         ]
         warm = events[-1]["response"]
         assert (warm["output"], warm["usage"]["total_tokens"], api.model.requests) == ([], 0, [])
-        made = await turn(socket, "one", store=False, previous_response_id=warm["id"])
-        await turn(socket, "two", store=False, previous_response_id=made["id"])
+        response = await turn(socket, "one", store=False, previous_response_id=warm["id"])
+        await turn(socket, "two", store=False, previous_response_id=response["id"])
     first, second = api.model.requests
     assert sent(first) == [*before, ("user", "one")]
     assert sent(second) == [*before, ("user", "one"), ("assistant", "Hello."), ("user", "two")]
@@ -231,8 +233,8 @@ async def test_websocket_continues_any_stored_response(api: Api) -> None:
 async def test_websocket_large_request(api: Api) -> None:
     api.model.script = [Reply(text="Read.")]
     async with connect(api) as socket:
-        made = await turn(socket, "short", padding="x" * 6_000_000)
-    assert made["status"] == "completed"
+        response = await turn(socket, "short", padding="x" * 6_000_000)
+    assert response["status"] == "completed"
 
 
 # ---- errors
@@ -336,9 +338,9 @@ async def test_websocket_disconnect_cancels_turn(start: Start) -> None:
             async with api.get(f"{PATH}/{response_id}") as response:
                 return await read_json(response)
 
-        made = await eventually(look, lambda seen: seen["status"] != "in_progress")
-    assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})
-    assert made["output"][0]["content"][0]["text"] == "Half"
+        result = await eventually(look, lambda seen: seen["status"] != "in_progress")
+    assert (result["status"], result["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})
+    assert result["output"][0]["content"][0]["text"] == "Half"
 
 
 async def test_websocket_is_closed_on_drain(api: Api) -> None:

@@ -35,7 +35,7 @@ async def start_question(api: Api, key: str, pending: str) -> str:
         async with api.get(f"/v1/runs/{run_id}", headers=bearer(key)) as response:
             return await read_json(response)
 
-    await eventually(state, lambda found: found[pending])
+    await eventually(state, lambda value: value[pending])
     return run_id
 
 
@@ -55,8 +55,10 @@ async def test_approval_records_credential(start: Start, caplog: pytest.LogCaptu
     with caplog.at_level(logging.INFO, "hermes"):
         async with api.post(f"/v1/runs/{run_id}/approval", {"choice": "deny"}, headers=headers) as response:
             await read_json(response)
-    found = await resolved(api, run_id)
-    assert (found["credential"], found["surface"]) == expected and found["by"] == "user"
+    resolved_settings = await resolved(api, run_id)
+    assert (resolved_settings["credential"], resolved_settings["surface"]) == expected and resolved_settings[
+        "by"
+    ] == "user"
     assert f"approve of run {run_id} with the credential '{expected[0]}' over '{expected[1]}'" in caplog.text
     received = next(event for event in await api.app.engine.durable(run_id) if event.type == "control.received")
     assert (received.data["credential"], received.data["surface"]) == expected
@@ -70,8 +72,11 @@ async def test_clarify_answer_records_credential(start: Start, caplog: pytest.Lo
     with caplog.at_level(logging.INFO, "hermes"):
         async with api.post(f"/v1/runs/{run_id}/clarify", {"answer": "the red one"}, headers=headers) as response:
             await read_json(response)
-    found = await resolved(api, run_id)
-    assert (found["credential"], found["surface"], found["answered"]) == (*expected, True)
+    resolved_settings = await resolved(api, run_id)
+    assert (resolved_settings["credential"], resolved_settings["surface"], resolved_settings["answered"]) == (
+        *expected,
+        True,
+    )
     assert f"answer of run {run_id} with the credential '{expected[0]}'" in caplog.text
 
 
@@ -80,8 +85,8 @@ async def test_answer_of_other_process_records_its_credential(start: Start) -> N
     run_id = await start_question(api, KEY, "pending_approvals")
     control = Control("approve", {"choice": "deny"}, surface="cli", credential="default")
     assert Runs(api.app.store.blocking.engine).add_control(run_id, control)
-    found = await resolved(api, run_id)
-    assert (found["credential"], found["surface"]) == ("default", "cli")
+    resolved_settings = await resolved(api, run_id)
+    assert (resolved_settings["credential"], resolved_settings["surface"]) == ("default", "cli")
 
 
 async def test_always_approval_logs_credential(start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -90,7 +95,7 @@ async def test_always_approval_logs_credential(start: Start, caplog: pytest.LogC
     with caplog.at_level(logging.INFO, "hermes"):
         async with api.post(f"/v1/runs/{run_id}/approval", {"choice": "always"}) as response:
             await read_json(response)
-        record = await eventually(lambda: api.app.engine.get(run_id), lambda found: found.state.ended)
+        record = await eventually(lambda: api.app.engine.get(run_id), lambda value: value.state.ended)
     assert record.state.status == "completed"
     assert "the setting command_allowlist is changed by 'default'" in caplog.text
 

@@ -72,8 +72,8 @@ async def test_both_workers_serve(home_folder: Path) -> None:
         asked = await asyncio.create_subprocess_exec(
             *command, "status", "--json", env=env, stdout=asyncio.subprocess.PIPE
         )
-        told = json.loads((await asked.communicate())[0])
-        assert told["pid"] == server.gateway.process.pid and told["address"] == server.gateway.url
+        payload = json.loads((await asked.communicate())[0])
+        assert payload["pid"] == server.gateway.process.pid and payload["address"] == server.gateway.url
         pids = server.pids
         stopped = await asyncio.create_subprocess_exec(*command, "stop", env=env)
         assert await stopped.wait() == 0 and await server.gateway.ended() == 0
@@ -132,10 +132,10 @@ async def test_run_control_through_other_worker(start: Start, home_folder: Path)
         one, other = await server.both()
         run_id = await submitted(one, "ask: a/q/w")
         approval = (await has_status(other, run_id, "waiting_for_approval"))["pending_approvals"][0]["approval_id"]
-        told = {"choice": "once", "approval_id": approval}
-        assert (await post(other, f"/v1/runs/{run_id}/approval", told))["resolved"] == 1
+        decision = {"choice": "once", "approval_id": approval}
+        assert (await post(other, f"/v1/runs/{run_id}/approval", decision))["resolved"] == 1
         await has_status(other, run_id, "waiting_for_input")
-        await post(other, f"/v1/runs/{run_id}/approval", told, 409)
+        await post(other, f"/v1/runs/{run_id}/approval", decision, 409)
         await post(other, f"/v1/runs/{run_id}/clarify", {"answer": "The red one."})
         await until(lambda: "The red one." in str(server.model.requests[-1].body))
         await until(lambda: "call-ask-2-0" in (home_folder / "workspace" / "effects.txt").read_text())
@@ -155,11 +155,11 @@ async def test_run_control_through_other_worker(start: Start, home_folder: Path)
 async def test_response_cancel_through_other_worker(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer) as server:
         one, other = await server.both()
-        made = await post(one, "/v1/responses", {"input": "Turn one: w.", "background": True})
+        response = await post(one, "/v1/responses", {"input": "Turn one: w.", "background": True})
         await until((home_folder / "workspace" / "effects.txt").exists)
-        cancelled = await post(other, f"/v1/responses/{made['id']}/cancel", {})
+        cancelled = await post(other, f"/v1/responses/{response['id']}/cancel", {})
         assert cancelled["status"] == "cancelled"
-        assert (await get(one, f"/v1/responses/{made['id']}"))["status"] == "cancelled"
+        assert (await get(one, f"/v1/responses/{response['id']}"))["status"] == "cancelled"
 
 
 async def test_unstored_run_is_known_at_other_worker(start: Start, home_folder: Path) -> None:
@@ -258,12 +258,12 @@ REFUSED: list[tuple[str, Json, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("_", "settings", "code", "words"), REFUSED)
+@pytest.mark.parametrize(("_", "settings", "code", "message"), REFUSED)
 async def test_startup_failure_is_reported_by_parent(
-    home_folder: Path, _: str, settings: Json, code: int, words: str
+    home_folder: Path, _: str, settings: Json, code: int, message: str
 ) -> None:
     gateway = Gateway(home_folder, **settings)
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         await gateway.start()
     assert await gateway.ended() == code
     assert not is_served(Home(home_folder))
@@ -275,8 +275,8 @@ async def test_port_shared_by_workers_of_other_server_is_taken(home_folder: Path
         env = {**os.environ, "HERMES_HOME": str(tmp_path / "other")}
         command = (sys.executable, "-m", "hermes", "gateway", "run", "--workers", "2", "--port", str(port))
         other = await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.PIPE)
-        _, said = await asyncio.wait_for(other.communicate(), SURELY_S)
-        assert other.returncode == 69 and b"cannot be bound" in said
+        _, stderr = await asyncio.wait_for(other.communicate(), SURELY_S)
+        assert other.returncode == 69 and b"cannot be bound" in stderr
 
 
 async def test_processes_of_deleted_session_end_at_every_worker(start: Start, home_folder: Path) -> None:

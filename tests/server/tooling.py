@@ -41,8 +41,8 @@ def contents(request: Request) -> dict[str, str]:
 def parsed(content: str) -> Json:
     """A result as JSON, without the frame around what comes from outside, and the user's words behind it."""
     inside = content.partition("\n")[2] if _FRAME in content.partition("\n")[0] else content
-    found: Json = json.JSONDecoder().raw_decode(inside)[0]
-    return found
+    payload: Json = json.JSONDecoder().raw_decode(inside)[0]
+    return payload
 
 
 @dataclass
@@ -120,8 +120,8 @@ class Conversation:
         def handle(request: Request) -> Reply:
             if aside is not None and (reply := aside(request)) is not None:
                 return reply
-            found = contents(request)
-            turn.contents = {call_id: found[call_id] for call_id in turn.calls}
+            texts = contents(request)
+            turn.contents = {call_id: texts[call_id] for call_id in turn.calls}
             if not steps:
                 return Reply(text=DONE, continues=False)
             step = steps.pop(0)
@@ -155,21 +155,23 @@ async def events(api: Api, run_id: str) -> list[Json]:
     """All that a run tells of itself, whose numbers are what they should be."""
     async with api.get(f"/v1/runs/{run_id}/events") as response:
         assert response.status == 200, await response.text()
-        found = frames(await response.text())
-    numbers = [frame.data["seq"] for frame in found]
-    assert numbers == sorted(set(numbers)) and [str(number) for number in numbers] == [frame.id for frame in found]
-    assert all(frame.data["run_id"] == run_id and frame.data["timestamp"] > 0 for frame in found)
-    ends = [frame.data["event"] for frame in found if frame.data["event"] in _ENDS]
-    assert len(ends) == 1 and found[-1].data["event"] == ends[0], ends
-    return [frame.data for frame in found]
+        stream_frames = frames(await response.text())
+    numbers = [frame.data["seq"] for frame in stream_frames]
+    assert numbers == sorted(set(numbers)) and [str(number) for number in numbers] == [
+        frame.id for frame in stream_frames
+    ]
+    assert all(frame.data["run_id"] == run_id and frame.data["timestamp"] > 0 for frame in stream_frames)
+    ends = [frame.data["event"] for frame in stream_frames if frame.data["event"] in _ENDS]
+    assert len(ends) == 1 and stream_frames[-1].data["event"] == ends[0], ends
+    return [frame.data for frame in stream_frames]
 
 
-def _in_conversation(turn: Turn, found: list[Json], key: str) -> dict[str, Json]:
+def _in_conversation(turn: Turn, items: list[Json], key: str) -> dict[str, Json]:
     """Those that are about calls of the conversation, each once; calls within calls have ids of their own."""
-    kept = [one for one in found if one[key] in turn.calls]
-    assert len({one[key] for one in kept}) == len(kept)
-    assert all(one[key].partition(".")[0] in turn.calls for one in found)
-    return {one[key]: one for one in kept}
+    matching = [one for one in items if one[key] in turn.calls]
+    assert len({one[key] for one in matching}) == len(matching)
+    assert all(one[key].partition(".")[0] in turn.calls for one in items)
+    return {one[key]: one for one in matching}
 
 
 def _failed(content: str) -> bool:
@@ -179,7 +181,7 @@ def _failed(content: str) -> bool:
 
 def check_run(turn: Turn) -> None:
     """What `/v1/runs/{run_id}/events` says of each call."""
-    begun = _in_conversation(turn, turn.run_events("tool.started"), "tool_call_id")
+    calls = _in_conversation(turn, turn.run_events("tool.started"), "tool_call_id")
     ended = _in_conversation(turn, turn.run_events("tool.completed"), "tool_call_id")
     assert set(ended) == set(turn.calls)
     for call_id, call in turn.calls.items():
@@ -188,8 +190,8 @@ def check_run(turn: Turn) -> None:
         assert (end["result"], end["result_chars"]) == (content[:20_000], len(content))
         assert (end["status"] == "ok") is not end["error"]
         assert end["duration"] >= 0
-        if call_id in begun:
-            start = begun[call_id]
+        if call_id in calls:
+            start = calls[call_id]
             assert (start["tool"], start["arguments"]) == (call.name, call.arguments)
             assert (start["preview"] or end["error"]) and start["iteration"] >= 1
             assert start["seq"] < end["seq"]
@@ -207,11 +209,11 @@ def check_chat(turn: Turn) -> None:
     """What a chat completion's stream says of each call."""
     assert chat_text(turn.frames).endswith(DONE) and turn.frames[-1].data == "[DONE]"
     progress = turn.stream_frames("hermes.tool.progress")
-    begun = _in_conversation(turn, [one for one in progress if one["status"] == "running"], "toolCallId")
+    calls = _in_conversation(turn, [one for one in progress if one["status"] == "running"], "toolCallId")
     ended = _in_conversation(turn, [one for one in progress if one["status"] == "completed"], "toolCallId")
     started = {event["tool_call_id"]: event for event in turn.run_events("tool.started")}
-    assert set(begun) == set(ended) == set(started) & set(turn.calls)
-    for call_id, start in begun.items():
+    assert set(calls) == set(ended) == set(started) & set(turn.calls)
+    for call_id, start in calls.items():
         end = ended[call_id]
         assert start["tool"] == end["tool"] == turn.calls[call_id].name
         assert start["label"] == end["label"] == (started[call_id]["preview"] or start["tool"])
@@ -221,20 +223,20 @@ def check_chat(turn: Turn) -> None:
 
 def check_session(turn: Turn) -> None:
     """What a session's stream says of each call."""
-    found = [frame.data for frame in turn.frames]
-    assert [one["seq"] for one in found] == list(range(1, len(found) + 1))
-    assert {(one["session_id"], one["run_id"]) for one in found} == {(SESSION, turn.run_id)}
+    data = [frame.data for frame in turn.frames]
+    assert [one["seq"] for one in data] == list(range(1, len(data) + 1))
+    assert {(one["session_id"], one["run_id"]) for one in data} == {(SESSION, turn.run_id)}
     assert [frame.event for frame in turn.frames[:2]] == ["run.started", "message.started"]
     assert [frame.event for frame in turn.frames[-3:]] == ["assistant.completed", "run.completed", "done"]
-    begun = _in_conversation(turn, turn.stream_frames("tool.started"), "tool_call_id")
+    calls = _in_conversation(turn, turn.stream_frames("tool.started"), "tool_call_id")
     ended = _in_conversation(turn, turn.stream_frames("tool.completed"), "tool_call_id")
     assert set(ended) == set(turn.calls)
     for call_id, end in ended.items():
         call, content = turn.calls[call_id], turn.contents[call_id]
         assert (end["tool_name"], end["error"], end["result"]) == (call.name, _failed(content), content[:20_000])
         assert end["duration"] >= 0
-        if call_id in begun:
-            for one in (begun[call_id], end):
+        if call_id in calls:
+            for one in (calls[call_id], end):
                 assert (one["tool_name"], one["args"]) == (call.name, call.arguments)
                 assert one["preview"] or end["error"]
     messages = turn.stream_frames("run.completed")[0]["messages"]
