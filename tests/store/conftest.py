@@ -92,9 +92,9 @@ def empty(url: str) -> None:
 @pytest.fixture
 def postgres_store(postgres_schema: str) -> Iterator[Store]:
     empty(postgres_schema)
-    made = open_store(postgres_schema)
-    yield made
-    made.close()
+    store = open_store(postgres_schema)
+    yield store
+    store.close()
 
 
 BACKENDS = ["file", "memory", "postgres"]
@@ -105,16 +105,16 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SessionDB]:
     if request.param == "postgres":
         yield request.getfixturevalue("postgres_store").sessions
         return
-    made = SessionDB(":memory:" if request.param == "memory" else tmp_path / "state.db")
-    yield made
-    made.close()
+    db = SessionDB(":memory:" if request.param == "memory" else tmp_path / "state.db")
+    yield db
+    db.close()
 
 
 @pytest.fixture
 def file_db(tmp_path: Path) -> Iterator[SessionDB]:
-    made = SessionDB(tmp_path / "state.db")
-    yield made
-    made.close()
+    db = SessionDB(tmp_path / "state.db")
+    yield db
+    db.close()
 
 
 @pytest.fixture(params=["file", "postgres"])
@@ -133,9 +133,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "postgres":
         yield request.getfixturevalue("postgres_store")
         return
-    made = open_store("sqlite://" if request.param == "memory" else f"sqlite://{tmp_path / 'state.db'}")
-    yield made
-    made.close()
+    store = open_store("sqlite://" if request.param == "memory" else f"sqlite://{tmp_path / 'state.db'}")
+    yield store
+    store.close()
 
 
 @pytest.fixture(params=["file", "postgres"])

@@ -140,8 +140,8 @@ def test_close_under_load_neither_hangs_nor_loses_writes(path: Path) -> None:
 
     results = at_once(8, write, meanwhile=lambda: (enough.wait(PATIENCE_S), db.close())[1])
     assert {type(result) for result in results} == {StoreError}
-    kept = {row for (row,) in look(path, "SELECT id FROM messages")}
-    assert set(written) <= kept
+    rows = {row for (row,) in look(path, "SELECT id FROM messages")}
+    assert set(written) <= rows
 
 
 def test_file_can_be_reopened_after_last_close(path: Path) -> None:
@@ -221,7 +221,7 @@ def test_write_returns_after_commit(db: SessionDB, path: Path) -> None:
             for turn in range(20):
                 row = db.append_message("s", "user", f"{number}/{turn}")
                 seen.append(other.execute("SELECT content FROM messages WHERE id = ?", (row,)).fetchone())
-        return [found == (f"{number}/{turn}",) for turn, found in enumerate(seen)]
+        return [value == (f"{number}/{turn}",) for turn, value in enumerate(seen)]
 
     assert at_once(8, write) == [[True] * 20] * 8
 
@@ -507,10 +507,10 @@ def test_failed_transaction_does_not_affect_concurrent_ones(store: Any) -> None:
 
     results = at_once(12, work)
     assert [type(result) for result in results] == [type(None), ZeroDivisionError] * 6
-    found = texts(store.sessions, "s")
-    assert sorted(found) == sorted(f"{number}{letter}" for number in range(0, 12, 2) for letter in "abc")
+    stored = texts(store.sessions, "s")
+    assert sorted(stored) == sorted(f"{number}{letter}" for number in range(0, 12, 2) for letter in "abc")
     for number in range(0, 12, 2):
-        assert found.index(f"{number}b") == found.index(f"{number}a") + 1, "somebody wrote into a transaction"
+        assert stored.index(f"{number}b") == stored.index(f"{number}a") + 1, "somebody wrote into a transaction"
 
 
 def test_nested_transaction_joins_outer(store: Any) -> None:
@@ -586,11 +586,11 @@ FORKED = """
 @pytest.mark.parametrize("leaving", ["at once", "in an orderly way"])
 @pytest.mark.parametrize("kind", ["file", "memory"])
 def test_forked_child_is_rejected_and_parent_continues(path: Path, kind: str, leaving: str) -> None:
-    said, found = run(FORKED, path if kind == "file" else ":memory:", leaving)
-    assert len(said) == 2
-    for sentence in said:
+    messages, contents = run(FORKED, path if kind == "file" else ":memory:", leaving)
+    assert len(messages) == 2
+    for sentence in messages:
         assert "fork" in sentence.lower() and sentence.endswith("."), sentence
-    assert found == ["before", "after"]
+    assert contents == ["before", "after"]
     if kind == "file":
         assert look(path, "SELECT content FROM messages") == [("before",), ("after",)]
         assert look(path, "PRAGMA integrity_check") == [("ok",)]
@@ -624,21 +624,21 @@ def test_open_store_creates_private_files(path: Path) -> None:
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every statement of every connection made from now on."""
-    said: list[str] = []
+    statements_run: list[str] = []
     connect = sqlite3.connect
 
     def traced(*args: Any, **fields: Any) -> sqlite3.Connection:
         connection = connect(*args, **fields)
-        connection.set_trace_callback(said.append)
+        connection.set_trace_callback(statements_run.append)
         return connection
 
     monkeypatch.setattr(sqlite3, "connect", traced)
-    return said
+    return statements_run
 
 
 def said_about(statements: list[str], pragma: str) -> list[str]:
-    found = (re.search(rf"pragma\s+{pragma}\s*[=(]\s*'?(\w+)", text, re.IGNORECASE) for text in statements)
-    return [match[1].upper() for match in found if match]
+    matches = (re.search(rf"pragma\s+{pragma}\s*[=(]\s*'?(\w+)", text, re.IGNORECASE) for text in statements)
+    return [match[1].upper() for match in matches if match]
 
 
 def test_database_is_in_wal_mode(db: SessionDB, path: Path) -> None:
@@ -678,8 +678,8 @@ def test_writes_begin_immediate(statements: list[str], path: Path) -> None:
         db.create_session("s", "cli")
         statements.clear()
         db.append_message("s", "user", "x")
-    begun = [text.upper().split() for text in statements if text.upper().startswith("BEGIN")]
-    assert begun and all(words[1:2] == ["IMMEDIATE"] for words in begun)
+    transactions = [text.upper().split() for text in statements if text.upper().startswith("BEGIN")]
+    assert transactions and all(keywords[1:2] == ["IMMEDIATE"] for keywords in transactions)
 
 
 def test_foreign_keys_bind_related_rows(store: Any, path: Path) -> None:
@@ -708,10 +708,10 @@ def test_deleted_text_is_erased_from_file(path: Path) -> None:
             for number in range(20):
                 db.append_message(session, "user", f"{session} secretword{session} {number} " + "x " * 500)
         assert db.delete_session("gone")
-    found = path.read_bytes()
-    assert b"gone secretwordgone" not in found
-    assert b"title gone" not in found
-    assert b"kept secretwordkept" in found
+    data = path.read_bytes()
+    assert b"gone secretwordgone" not in data
+    assert b"title gone" not in data
+    assert b"kept secretwordkept" in data
     with contextlib.closing(SessionDB(path)) as db:
         db.optimize()
     # The words of an index stand there one after the other, each without what it shares with the one before.
@@ -805,11 +805,11 @@ async def test_reads_do_not_wait_behind_blocked_writers(store: Any, path: Path) 
     await async_class.sessions.get_session("s")
     async with asyncio.timeout(PATIENCE_S):
         with locked(path) as release:
-            gone = [asyncio.create_task(async_class.sessions.delete_session(f"x{n}")) for n in range(20)]
+            tasks = [asyncio.create_task(async_class.sessions.delete_session(f"x{n}")) for n in range(20)]
             await asyncio.sleep(0)
             assert (await async_class.sessions.get_session("s"))["id"] == "s"
             release()
-            await asyncio.gather(*gone)
+            await asyncio.gather(*tasks)
 
 
 async def test_slow_read_is_interrupted_when_cancelled(store: Any) -> None:
@@ -909,10 +909,10 @@ async def test_stop_iteration_in_transaction_does_not_hang_writers(tmp_path: Pat
     await store.sessions.create_session("s", "cli")
     odd = store.transaction(lambda: next(iter(())))
     async with asyncio.timeout(20):
-        told = await asyncio.gather(
+        results = await asyncio.gather(
             odd, *(store.sessions.append_message("s", "user", "x") for _ in range(5)), return_exceptions=True
         )
-    assert isinstance(told[0], RuntimeError) and all(isinstance(one, int) for one in told[1:])
+    assert isinstance(results[0], RuntimeError) and all(isinstance(one, int) for one in results[1:])
     store.close()
 
 
@@ -927,9 +927,9 @@ def test_busy_timeout_is_waited_once_for_whole_group(tmp_path: Path, monkeypatch
     other.execute("BEGIN IMMEDIATE")
     with ThreadPoolExecutor(8) as pool:
         waiting = [pool.submit(db.append_message, "s", "user", "x") for _ in range(8)]
-        told = [one.exception() for one in waiting]
+        errors = [one.exception() for one in waiting]
     other.close()
-    assert all(isinstance(one, StoreBusy) for one in told)
+    assert all(isinstance(one, StoreBusy) for one in errors)
     assert len(tries) <= 4
     db.close()
 

@@ -160,8 +160,8 @@ def test_damaged_search_index_is_rebuilt(path: Path, damage: str) -> None:
     before = rows(path)
     damage_index(path, damage)
     with contextlib.closing(SessionDB(path)) as db:
-        found = {hit["session_id"] for hit in db.search_messages("lazy dog", limit=ROWS)}
-        assert found == {"a", "b"}
+        session_ids = {hit["session_id"] for hit in db.search_messages("lazy dog", limit=ROWS)}
+        assert session_ids == {"a", "b"}
         assert rows(path) == before
         added = db.append_message("a", "user", "zebra")
         assert [hit["id"] for hit in db.search_messages("zebra")] == [added]
@@ -180,8 +180,8 @@ def test_writes_continue_with_damaged_search_index(path: Path, damage: str) -> N
         db.append_message("a", "user", "zebra")
         assert db.delete_session("b")
         db.append_message("a", "user", "zebra again")
-        kept = [row for row in before if row[1] == "a"]
-        assert rows(path)[:-2] == kept
+        expected = [row for row in before if row[1] == "a"]
+        assert rows(path)[:-2] == expected
         assert len(db.search_messages("zebra")) == 2
         # A part that nothing here needs may be missing unnoticed.
         assert len(db.notices) <= 1
@@ -326,14 +326,14 @@ def test_repair_saves_readable_rows(path: Path, value: int) -> None:
     with umask(value):
         report = repair(path)
     assert (report["repaired"], report["error"]) == (True, None)
-    kept = rows(path)
-    assert 0 < len(kept) < ROWS
-    assert all(before[row[0]] == row for row in kept), "a row was changed"
+    remaining = rows(path)
+    assert 0 < len(remaining) < ROWS
+    assert all(before[row[0]] == row for row in remaining), "a row was changed"
     assert Path(report["backup_path"]).read_bytes() == spoiled
     assert {mode(file) for file in path.parent.iterdir()} == {0o600}
     with contextlib.closing(SessionDB(path)) as db:
         assert db.check(deep=True) == []
-        assert len(db.search_messages("lazy dog", limit=ROWS)) == len(kept)
+        assert len(db.search_messages("lazy dog", limit=ROWS)) == len(remaining)
         for session in ("a", "b"):
             assert db.get_session(session)["message_count"] == len(db.get_messages(session))
         db.append_message("a", "user", "goes on")
@@ -452,19 +452,19 @@ FULL = """
 
 
 def test_full_disk_rejects_writes_and_keeps_data(tmp_path: Path) -> None:
-    said = run(FULL, tmp_path, prefix=private_mounts())
-    assert said["unexpected"] == []
-    assert len(said["refusals"]) == 3
-    for message, where, hint in said["refusals"]:
+    completed = run(FULL, tmp_path, prefix=private_mounts())
+    assert completed["unexpected"] == []
+    assert len(completed["refusals"]) == 3
+    for message, where, hint in completed["refusals"]:
         assert "full" in message and message.endswith(".")
         assert where == str(tmp_path / "state.db")
         assert hint
-    assert len(said["expected"]) > 10
-    assert said["readable"] == said["expected"]
-    assert said["counted"] == len(said["expected"])
-    assert said["after"] == [*said["expected"], "later ", "unit a", "unit b"]
-    assert said["sound"] == []
-    assert said["reopened"] == said["after"]
+    assert len(completed["expected"]) > 10
+    assert completed["readable"] == completed["expected"]
+    assert completed["counted"] == len(completed["expected"])
+    assert completed["after"] == [*completed["expected"], "later ", "unit a", "unit b"]
+    assert completed["sound"] == []
+    assert completed["reopened"] == completed["after"]
 
 
 LIMITED = """
@@ -494,10 +494,10 @@ LIMITED = """
 
 
 def test_file_size_limit_rejects_writes_and_keeps_data(tmp_path: Path) -> None:
-    refusals, written, found, last, sound = run(LIMITED, tmp_path / "state.db")
+    refusals, written, stored, last, sound = run(LIMITED, tmp_path / "state.db")
     assert len(refusals) == 1
     assert refusals[0].endswith(".")
-    assert found == written
+    assert stored == written
     assert last == "after"
     assert sound == []
 
@@ -543,7 +543,7 @@ UNWRITABLE = """
 
 def test_read_only_folder_is_reported_and_readable(tmp_path: Path) -> None:
     try:
-        refusals, found, hits = run(UNWRITABLE, tmp_path, prefix=() if os.geteuid() else private_mounts())
+        refusals, stored, hits = run(UNWRITABLE, tmp_path, prefix=() if os.geteuid() else private_mounts())
     finally:
         tmp_path.chmod(0o700)
     for (kind, message, where, hint), name in zip(refusals, ("state.db", "other.db", "deeper/other.db"), strict=True):
@@ -551,7 +551,7 @@ def test_read_only_folder_is_reported_and_readable(tmp_path: Path) -> None:
         assert message.endswith(".")
         assert where == str(tmp_path / name)
         assert hint
-    assert found == ["hello"]
+    assert stored == ["hello"]
     assert hits == [1]
 
 

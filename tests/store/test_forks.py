@@ -65,8 +65,8 @@ def test_fork_fields_can_be_overridden(db: SessionDB) -> None:
 
 def test_forks_without_id_get_unique_ids(db: SessionDB) -> None:
     create_conversation(db, "s", "a")
-    made = {db.fork_session("s") for _ in range(5)}
-    assert len(made | {"s"}) == 6
+    forks = {db.fork_session("s") for _ in range(5)}
+    assert len(forks | {"s"}) == 6
 
 
 def test_fork_ends_source_as_branched(db: SessionDB) -> None:
@@ -126,8 +126,8 @@ def test_fork_copies_transcript_and_compacted_view(db: SessionDB) -> None:
 )
 def test_fork_at_any_message_of_compacted_session(db: SessionDB, at: int, seen: list[str]) -> None:
     ids = create_conversation(db, "s", *"abcdef")
-    said = db.get_messages_as_conversation("s")
-    db.archive_and_compact("s", [*said[:2], {"role": "user", "content": "summary"}, *said[4:]])
+    messages = db.get_messages_as_conversation("s")
+    db.archive_and_compact("s", [*messages[:2], {"role": "user", "content": "summary"}, *messages[4:]])
     ids.append(db.append_message("s", "user", "g"))
     fork = db.fork_session("s", at_message_id=ids[at])
     assert contents(db, fork) == list("abcdefg"[: at + 1])
@@ -182,14 +182,14 @@ def test_fork_of_untitled_session_has_no_title(db: SessionDB) -> None:
 
 def test_concurrent_forks_are_independent(db: SessionDB) -> None:
     create_conversation(db, "s", "a", "b", title="Plans")
-    made: list[str] = []
-    threads = [threading.Thread(target=lambda: made.append(db.fork_session("s"))) for _ in range(8)]
+    forks: list[str] = []
+    threads = [threading.Thread(target=lambda: forks.append(db.fork_session("s"))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({db.get_session(id)["title"] for id in made}) == 8
-    assert [contents(db, id) for id in made] == [["a", "b"]] * 8
+    assert len({db.get_session(id)["title"] for id in forks}) == 8
+    assert [contents(db, id) for id in forks] == [["a", "b"]] * 8
 
 
 # ---- refusals
@@ -294,8 +294,8 @@ def test_branches_are_the_whole_family(db: SessionDB) -> None:
     db.fork_session("a", "c")
     db.create_session("helper", "subagent", parent_session_id="s", kind="delegate")
     for session_id in ("s", "a", "b", "c"):
-        found = [(row["id"], row["parent_session_id"], shared) for row, shared in db.branches(session_id)]
-        assert found == [("s", None, 0), ("a", "s", 2), ("b", "s", 0), ("c", "a", 3)]
+        rows = [(row["id"], row["parent_session_id"], shared) for row, shared in db.branches(session_id)]
+        assert rows == [("s", None, 0), ("a", "s", 2), ("b", "s", 0), ("c", "a", 3)]
     assert [(row["id"], shared) for row, shared in db.branches("other")] == [("other", 0)]
     db.delete_session("s")
     assert [row["id"] for row, _ in db.branches("c")] == ["a", "c"]

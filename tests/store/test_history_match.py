@@ -205,11 +205,13 @@ def lamp(call_id: str, name: str = "lamp", room: str = "hall") -> dict[str, Any]
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": f'{{"room": "{room}"}}'}}
 
 
-def exchange(question: Any = "light", output: Any = "on", made: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+def exchange(
+    question: Any = "light", output: Any = "on", tool_call: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
     """A client's own call and its output."""
     return [
         {"role": "user", "content": question},
-        {"role": "assistant", "content": None, "tool_calls": [made or lamp("c1", "lamp", "hall")]},
+        {"role": "assistant", "content": None, "tool_calls": [tool_call or lamp("c1", "lamp", "hall")]},
         {"role": "tool", "content": output, "tool_call_id": "c1"},
         {"role": "assistant", "content": "Done."},
     ]
@@ -228,9 +230,9 @@ def exchange(question: Any = "light", output: Any = "on", made: dict[str, Any] |
         (exchange(), exchange(output=CAT), False),
         (exchange(output=CAT), exchange(output=CAT), True),
         (exchange(output=CAT), exchange(output=DOG), False),
-        (exchange(), exchange(made=lamp("c2", "lamp", "hall")), False),
-        (exchange(), exchange(made=lamp("c1", "horn", "hall")), False),
-        (exchange(), exchange(made=lamp("c1", "lamp", "kitchen")), False),
+        (exchange(), exchange(tool_call=lamp("c2", "lamp", "hall")), False),
+        (exchange(), exchange(tool_call=lamp("c1", "horn", "hall")), False),
+        (exchange(), exchange(tool_call=lamp("c1", "lamp", "kitchen")), False),
         (exchange(), turns("light", "Done."), False),
         (exchange(), exchange()[:2], False),
         (exchange(), [exchange()[0], *exchange()[3:]], False),
@@ -241,8 +243,8 @@ def test_bind_compares_every_part_of_message(db: SessionDB, stored: Any, given: 
     db.create_session(BASE, "api_server", base_id=BASE)
     for message in stored:
         db.append_message(BASE, **message)
-    found = db.bind_session(BASE, given)
-    assert found == BASE if same else is_new(db, found)
+    session_id = db.bind_session(BASE, given)
+    assert session_id == BASE if same else is_new(db, session_id)
 
 
 def test_bind_replaces_history_hash_of_older_version(db: SessionDB) -> None:

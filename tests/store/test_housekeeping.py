@@ -49,10 +49,10 @@ def ended(store: Store, kind: str, ago_s: float) -> str:
     ],
 )
 def test_sweep_retention_by_run_kind(store: Store, tmp_path: Path, kind: str, log_s: float, run_s: float) -> None:
-    young, old, gone = ended(store, kind, log_s - 60), ended(store, kind, log_s + 60), ended(store, kind, run_s + 60)
+    young, old, expired = ended(store, kind, log_s - 60), ended(store, kind, log_s + 60), ended(store, kind, run_s + 60)
     assert sweep_if_due(store, settings(tmp_path)) is not None
     assert [event.seq for event in store.runs.read(young, 0, 10)] == [1, 2]
-    assert store.runs.get(gone) is None
+    assert store.runs.get(expired) is None
     if log_s < run_s:
         assert store.runs.get(old) is not None
         with pytest.raises(EventsExpired):

@@ -46,9 +46,9 @@ FILTERS: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("filters", "found"), FILTERS)
-def test_list_filters_and_counts(many: SessionDB, filters: dict[str, Any], found: list[str]) -> None:
-    assert (sorted(session_ids(many, **filters)), many.count_sessions(**filters)) == (found, len(found))
+@pytest.mark.parametrize(("filters", "expected"), FILTERS)
+def test_list_filters_and_counts(many: SessionDB, filters: dict[str, Any], expected: list[str]) -> None:
+    assert (sorted(session_ids(many, **filters)), many.count_sessions(**filters)) == (expected, len(expected))
 
 
 def test_branch_is_listed_like_root(db: SessionDB) -> None:
@@ -126,13 +126,13 @@ def test_list_limit_defaults_to_twenty(db: SessionDB) -> None:
 
 def pages(db: SessionDB, size: int, between: Any = lambda: None, **filters: Any) -> list[str]:
     """Every id, page by page."""
-    found: list[str] = []
+    ids: list[str] = []
     cursor = None
     while rows := db.list_sessions(limit=size, cursor=cursor, **filters):
-        found += [row["id"] for row in rows]
+        ids += [row["id"] for row in rows]
         cursor = rows[-1]["cursor"]
         between()
-    return found
+    return ids
 
 
 @pytest.mark.parametrize("order", ["last_active", "started_at"])
@@ -149,16 +149,16 @@ def test_pagination_with_equal_timestamps(durable_db: SessionDB) -> None:
     for n in range(9):
         create_conversation(durable_db, f"s{n}", "hi")
     raw(durable_db, "update sessions set last_active = 1000, started_at = 1000")
-    found = pages(durable_db, 2)
-    assert (sorted(found), len(found)) == ([f"s{n}" for n in range(9)], 9)
+    listed = pages(durable_db, 2)
+    assert (sorted(listed), len(listed)) == ([f"s{n}" for n in range(9)], 9)
 
 
 def test_pagination_is_stable_while_sessions_arrive(db: SessionDB) -> None:
     for n in range(9):
         create_conversation(db, f"s{n}", "hi")
     arrivals = iter(range(100))
-    found = pages(db, 2, between=lambda: create_conversation(db, f"new{next(arrivals)}", "hi"))
-    assert found == [f"s{n}" for n in range(8, -1, -1)]
+    listed = pages(db, 2, between=lambda: create_conversation(db, f"new{next(arrivals)}", "hi"))
+    assert listed == [f"s{n}" for n in range(8, -1, -1)]
 
 
 @pytest.mark.parametrize("cursor", ["nonsense", "!", "0", "é", '{"a": 1}'])
@@ -183,8 +183,8 @@ def test_list_search_ranks_exact_then_prefix_then_substring(db: SessionDB) -> No
         db.create_session(id, "cli", title=title)
     for id in ("3", "x-plan"):
         db.append_message(id, "user", "the most recent")
-    found = session_ids(db, search="plan")
-    assert (found[0], set(found[1:3]), set(found[3:])) == ("1", {"2", "plan-x"}, {"3", "x-plan"})
+    listed = session_ids(db, search="plan")
+    assert (listed[0], set(listed[1:3]), set(listed[3:])) == ("1", {"2", "plan-x"}, {"3", "x-plan"})
     assert db.count_sessions(search="plan") == 5
 
 
@@ -201,8 +201,10 @@ def test_list_search_ranks_exact_id_first(db: SessionDB) -> None:
     assert session_ids(db, search="plan") == ["plan", "x"]
 
 
-@pytest.mark.parametrize(("text", "found"), [("100%", ["p"]), ("a_b", ["u"]), ("%", ["p"]), ("_", ["u"]), ("\\", [])])
-def test_list_search_escapes_wildcards(db: SessionDB, text: str, found: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "expected"), [("100%", ["p"]), ("a_b", ["u"]), ("%", ["p"]), ("_", ["u"]), ("\\", [])]
+)
+def test_list_search_escapes_wildcards(db: SessionDB, text: str, expected: list[str]) -> None:
     for id, title in {"p": "100% sure", "u": "a_b", "n": "axb 1000"}.items():
         db.create_session(id, "cli", title=title)
-    assert session_ids(db, search=text) == found
+    assert session_ids(db, search=text) == expected

@@ -236,10 +236,10 @@ def test_large_data_url_is_deduplicated_and_restored(file_db: SessionDB) -> None
     assert longest < 2000
 
 
-@pytest.mark.parametrize(("size", "kept"), [(4096, 0), (4097, 1)])
-def test_data_url_over_4096_characters_is_stored_as_blob(durable_db: SessionDB, size: int, kept: int) -> None:
+@pytest.mark.parametrize(("size", "blob_count"), [(4096, 0), (4097, 1)])
+def test_data_url_over_4096_characters_is_stored_as_blob(durable_db: SessionDB, size: int, blob_count: int) -> None:
     create_conversation(durable_db, "s", picture(data_url(size)))
-    assert (blobs(durable_db), contents(durable_db, "s")) == (kept, [picture(data_url(size))])
+    assert (blobs(durable_db), contents(durable_db, "s")) == (blob_count, [picture(data_url(size))])
 
 
 @pytest.mark.parametrize(
@@ -317,10 +317,10 @@ def test_no_orphaned_blobs(durable_db: SessionDB, place: str) -> None:
         durable_db.append_message("s", "assistant", **PLACES[place])
     fork = durable_db.fork_session("s")
     durable_db.delete_session("s")
-    told = durable_db.get_messages_as_conversation(fork)
-    durable_db.archive_and_compact(fork, told)
-    assert durable_db.get_messages_as_conversation(fork) == told
-    assert data_url(20_000) in json.dumps(told)
+    messages = durable_db.get_messages_as_conversation(fork)
+    durable_db.archive_and_compact(fork, messages)
+    assert durable_db.get_messages_as_conversation(fork) == messages
+    assert data_url(20_000) in json.dumps(messages)
     durable_db.delete_session(fork)
     assert blobs(durable_db) == 0
 
@@ -329,10 +329,10 @@ def test_forged_blob_reference_reads_no_foreign_data(file_db: SessionDB) -> None
     create_conversation(file_db, "alice", picture(data_url(50_000)), data_url(50_000), owner="alice")
     columns = raw(file_db, "select parts, content from messages where session_id = 'alice'")
     stored = [text for row in columns for text in row if text]
-    told = [*stored, *([{"type": "text", "text": text}] for text in stored)]
-    told += [json.loads(text) for text in stored if text.startswith("[")]
-    create_conversation(file_db, "bob", *told, owner="bob")
-    assert contents(file_db, "bob") == told
+    messages = [*stored, *([{"type": "text", "text": text}] for text in stored)]
+    messages += [json.loads(text) for text in stored if text.startswith("[")]
+    create_conversation(file_db, "bob", *messages, owner="bob")
+    assert contents(file_db, "bob") == messages
 
 
 # ---- counters
@@ -470,7 +470,7 @@ def test_tool_results_follow_order_of_calls(db: SessionDB) -> None:
 
 def test_conversation_is_not_repaired_or_merged(db: SessionDB) -> None:
     db.create_session("s", "cli")
-    told: list[dict[str, Any]] = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "one"},
         {"role": "user", "content": "two"},
         {"role": "assistant", "content": None, "tool_calls": [call("c1"), call("c2")]},
@@ -479,9 +479,9 @@ def test_conversation_is_not_repaired_or_merged(db: SessionDB) -> None:
         {"role": "assistant", "content": "b"},
         {"role": "tool", "content": "nobody asked", "tool_call_id": "c9"},
     ]
-    for message in told:
+    for message in messages:
         db.append_message("s", **message)
-    assert db.get_messages_as_conversation("s") == told
+    assert db.get_messages_as_conversation("s") == messages
 
 
 # ---- leases
@@ -669,7 +669,7 @@ def test_transcript_and_model_view_stay_consistent_property(
 ) -> None:
     db = SessionDB(":memory:")
     db.create_session("s", "cli")
-    session, said, told_by = "s", list[str](), dict[str, set[str]]()
+    session, contents, told_by = "s", list[str](), dict[str, set[str]]()
     ids: list[int] = []
     for number, (kind, choice) in enumerate(changes):
         new: list[dict[str, Any]] = []
@@ -692,26 +692,26 @@ def test_transcript_and_model_view_stay_consistent_property(
             if users := [at for at, row in enumerate(rows) if row["role"] == "user"]:
                 at = users[choice % len(users)]
                 db.rewind_to_message(session, rows[at]["id"])
-                said, ids = said[:at], ids[:at]
+                contents, ids = contents[:at], ids[:at]
         elif kind == "fork":
             rows = db.get_messages(session)
             at = choice % len(rows) if rows else None
             session = db.fork_session(session, at_message_id=None if at is None else rows[at]["id"])
             while at is not None and at + 1 < len(rows) and rows[at + 1]["role"] == "tool":
                 at += 1
-            said = said[: 0 if at is None else at + 1]
+            contents = contents[: 0 if at is None else at + 1]
             ids = [row["id"] for row in db.get_messages(session)]
         ids += [db.append_message(session, **message) for message in new]
-        said += [message["content"] for message in new]
+        contents += [message["content"] for message in new]
         shown = db.get_messages(session)
-        assert ([row["content"] for row in shown], [row["id"] for row in shown]) == (said, ids)
-        assert db.get_session(session)["message_count"] == len(said)
+        assert ([row["content"] for row in shown], [row["id"] for row in shown]) == (contents, ids)
+        assert db.get_session(session)["message_count"] == len(contents)
         everything = [row["content"] for row in db.get_messages(session, include_inactive=True)]
         assert len(everything) == len(set(everything))
         seen = [message["content"] for message in db.get_messages_as_conversation(session)]
-        assert [text for text in seen if text not in told_by] == [text for text in said if text in set(seen)]
+        assert [text for text in seen if text not in told_by] == [text for text in contents if text in set(seen)]
         covered = [text for one in seen for text in told_by.get(one, {one})]
-        assert sorted(covered) == sorted(said)
+        assert sorted(covered) == sorted(contents)
     assert db.check(deep=True) == []
     db.close()
 
@@ -720,13 +720,13 @@ def test_rewind_hides_later_compaction_summary(db: SessionDB) -> None:
     db.create_session("s", "cli", base_id="api-1")
     for number in range(1, 11):
         db.append_message("s", "user" if number % 2 else "assistant", f"word{number}")
-    said = db.get_messages_as_conversation("s")
-    db.archive_and_compact("s", [*said[:4], {"role": "user", "content": "a summary"}, *said[8:]])
+    messages = db.get_messages_as_conversation("s")
+    db.archive_and_compact("s", [*messages[:4], {"role": "user", "content": "a summary"}, *messages[8:]])
     target = next(row for row in db.get_messages("s") if row["content"] == "word3")
     db.rewind_to_message("s", target["id"])
     assert [row["content"] for row in db.get_messages("s")] == ["word1", "word2"]
-    found = [n for n in range(1, 11) if db.search_messages(f"word{n}")]
-    assert found == [1, 2]
+    numbers = [n for n in range(1, 11) if db.search_messages(f"word{n}")]
+    assert numbers == [1, 2]
     history = [{"role": "user", "content": "word1"}, {"role": "assistant", "content": "word2"}]
     assert db.bind_session("api-1", history) == "s"
 
@@ -737,8 +737,8 @@ def test_compaction_matches_repeated_rows_correctly(db: SessionDB) -> None:
         db.append_message("s", role, text)
         for role, text in zip(("user", "assistant") * 2, ("yes", "A", "yes", "B"), strict=True)
     ]
-    said = db.get_messages_as_conversation("s")
-    db.archive_and_compact("s", [{"role": "user", "content": "a summary"}, *said[2:]])
+    messages = db.get_messages_as_conversation("s")
+    db.archive_and_compact("s", [{"role": "user", "content": "a summary"}, *messages[2:]])
     db.rewind_to_message("s", ids[2])
     assert {hit["id"] for hit in db.search_messages("yes OR A OR B")} == set(ids[:2])
 

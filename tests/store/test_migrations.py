@@ -131,9 +131,9 @@ def test_failed_migration_step_is_rolled_back(path: Path) -> None:
         except StoreError as error:
             print(json.dumps(error.message))
     """
-    said = finish(next_program(path, body))
-    assert said != "it worked"
-    assert said.endswith(".")
+    output = finish(next_program(path, body))
+    assert output != "it worked"
+    assert output.endswith(".")
     assert whole_step(path) == LATEST
     with contextlib.closing(SessionDB(path)) as db:
         assert len(texts(db, "s")) == 20

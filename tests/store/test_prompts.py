@@ -46,8 +46,8 @@ def test_system_prompt_is_stored_once_for_all_sessions(store: Store) -> None:
     assert stored_prompts(store) == [PROMPT]
     assert stored_bytes(store, "sessions") < 20 * 500
     for number in range(20):
-        found = store.sessions.get_session(f"s{number}")
-        assert found is not None and found["system_prompt"] == PROMPT
+        session = store.sessions.get_session(f"s{number}")
+        assert session is not None and session["system_prompt"] == PROMPT
         exported = store.sessions.export_session(f"s{number}")
         assert exported is not None and exported["system_prompt"] == PROMPT
     fork = store.sessions.get_session(store.sessions.fork_session("s1"))
@@ -60,9 +60,9 @@ def test_known_prompt_is_put_while_another_transaction_holds_it(postgres_store: 
     with psycopg.connect(postgres_schema) as connection:
         connection.execute("SELECT 1 FROM hermes.prompts FOR UPDATE")
         with ThreadPoolExecutor() as pool:
-            made = pool.submit(postgres_store.sessions.create_session, "s2", "api_server", system_prompt=PROMPT)
+            future = pool.submit(postgres_store.sessions.create_session, "s2", "api_server", system_prompt=PROMPT)
             try:
-                made.result(timeout=5)
+                future.result(timeout=5)
             finally:
                 connection.rollback()
     assert stored_prompts(postgres_store) == [PROMPT]
@@ -72,12 +72,12 @@ def test_system_prompt_is_filled_once_and_updated_explicitly(store: Store) -> No
     store.sessions.create_session("s", "cli")
     for given, shown in (("first", "first"), ("second", "first")):
         store.sessions.create_session("s", "cli", system_prompt=given)
-        found = store.sessions.get_session("s")
-        assert found is not None and found["system_prompt"] == shown
+        session = store.sessions.get_session("s")
+        assert session is not None and session["system_prompt"] == shown
     for given in ("third", None, "third"):
         store.sessions.update_session("s", system_prompt=given)
-        found = store.sessions.get_session("s")
-        assert found is not None and found["system_prompt"] == given
+        session = store.sessions.get_session("s")
+        assert session is not None and session["system_prompt"] == given
 
 
 @pytest.mark.parametrize("instructions", [None, "", "Be kind.", PROMPT, "half \ud83d of a pair"])
@@ -88,8 +88,8 @@ def test_run_instructions_are_deduplicated(store: Store, instructions: str | Non
     shown = instructions.replace("\ud83d", "\ufffd") if instructions else instructions
     assert stored_prompts(store) == ([shown] if shown else [])
     assert stored_bytes(store, "runs") < 5 * 700
-    found = [*store.runs.list(), *store.runs.unfinished(), store.runs.get(specs[0].run_id)]
-    assert [record.spec.instructions for record in found if record is not None] == [shown] * 11
+    records = [*store.runs.list(), *store.runs.unfinished(), store.runs.get(specs[0].run_id)]
+    assert [record.spec.instructions for record in records if record is not None] == [shown] * 11
     assert len(store.runs.page(owner=None, limit=10)[0]) == 5
 
 
@@ -139,15 +139,15 @@ def test_prompt_reused_during_cleanup_is_kept(store: Store, monkeypatch: pytest.
     look_for = SessionDB._unused
 
     def use_meanwhile(self: SessionDB, before: float) -> list[str]:
-        found = look_for(self, before)
-        assert len(found) == 1
+        unused = look_for(self, before)
+        assert len(unused) == 1
         store.sessions.create_session("s", "cli", system_prompt=PROMPT)
-        return found
+        return unused
 
     monkeypatch.setattr(SessionDB, "_unused", use_meanwhile)
     assert store.sessions.remove_unused_prompts() == 0
-    found = store.sessions.get_session("s")
-    assert found is not None and found["system_prompt"] == PROMPT
+    session = store.sessions.get_session("s")
+    assert session is not None and session["system_prompt"] == PROMPT
 
 
 def test_migration_keeps_prompts_of_sessions_and_runs(tmp_path: Path) -> None:

@@ -71,9 +71,9 @@ RUN_FILTERS = options(
 
 
 def run_id(store: Store) -> str:
-    found = store.runs.newest("s1")
-    assert found is not None
-    return found
+    record = store.runs.newest("s1")
+    assert record is not None
+    return record
 
 
 def run_page(filters: dict[str, Any]) -> Read:
@@ -191,23 +191,23 @@ SLOW: dict[str, list[Read]] = {
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """Sessions of one owner and a few of another; with statistics, the planner knows that."""
     folder = tmp_path_factory.mktemp("home")
-    with contextlib.closing(open_store(url(folder / "state.db"))) as made:
+    with contextlib.closing(open_store(url(folder / "state.db"))) as store:
         for n in range(200):
-            create_conversation(made.sessions, f"s{n}", "hi", "hello", title=f"title {n}")
+            create_conversation(store.sessions, f"s{n}", "hi", "hello", title=f"title {n}")
         for n in range(3):
-            create_conversation(made.sessions, f"g{n}", "hi", owner="guest")
+            create_conversation(store.sessions, f"g{n}", "hi", owner="guest")
         for session_id, owner in [*((f"s{n % 12}", "default") for n in range(60)), ("g1", "guest")]:
-            turn = Turn(made, session_id, owner=owner)
+            turn = Turn(store, session_id, owner=owner)
             turn.begin()
             turn.complete("m", "Noon.")
             turn.end()
-        made.responses.put("resp_1", {"response": {"status": "completed"}, "conversation_history": []})
+        store.responses.put("resp_1", {"response": {"status": "completed"}, "conversation_history": []})
     if request.param == "analyzed":
         for name in ("state.db", "response_store.db"):
             with raw(folder / name) as db:
                 db.execute("ANALYZE")
-    with contextlib.closing(open_store(url(folder / "state.db"))) as made:
-        yield made
+    with contextlib.closing(open_store(url(folder / "state.db"))) as store:
+        yield store
 
 
 def statements(store: Store, read: Read) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
@@ -234,7 +234,7 @@ def statements(store: Store, read: Read) -> tuple[list[tuple[Path, str]], list[t
 def faults(path: Path, sql: str) -> list[str]:
     """What of a statement's plan grows with the database."""
     plan = [row[3] for row in look(path, f"EXPLAIN QUERY PLAN {sql}")]
-    scanned = [line for line in plan if (found := re.match(r"SCAN (\w+)", line)) and found[1] in LARGE]
+    scanned = [line for line in plan if (match := re.match(r"SCAN (\w+)", line)) and match[1] in LARGE]
     by_rowid = " LIMIT " in sql and "ORDER BY rowid DESC" in sql
     # A page of a list is a part of its index, a total may be all of it; runs without an end are few.
     bad = [
@@ -293,8 +293,8 @@ def test_quick_readers_never_run_full_text_search(store: Store) -> None:
 def test_number_of_indexes_is_fixed(store: Store) -> None:
     """Each is written for every new row: a new one takes the place of another."""
     assert store.path is not None
-    found = look(store.path, "SELECT tbl_name, count(*) FROM sqlite_master WHERE type = 'index' GROUP BY 1")
-    assert {name: count for name, count in found if name in ("sessions", "messages", "runs")} == {
+    counts = look(store.path, "SELECT tbl_name, count(*) FROM sqlite_master WHERE type = 'index' GROUP BY 1")
+    assert {name: count for name, count in counts if name in ("sessions", "messages", "runs")} == {
         "sessions": 7,
         "messages": 1,
         "runs": 4,
@@ -306,9 +306,9 @@ def test_run_list_pagination_order_is_independent_of_filters(store: Store) -> No
         ids: list[str] = []
         while True:
             before = {"before": ids[-1]} if ids else {}
-            found, _, total = store.runs.page(**{"owner": None, **filters, **before}, limit=7)
-            ids += [record.spec.run_id for record in found]
-            if not found:
+            records, _, total = store.runs.page(**{"owner": None, **filters, **before}, limit=7)
+            ids += [record.spec.run_id for record in records]
+            if not records:
                 assert len(ids) == total
                 return ids
 
@@ -322,14 +322,14 @@ def test_run_list_pagination_order_is_independent_of_filters(store: Store) -> No
 def test_run_progress_updates_no_indexed_column(tmp_path: Path) -> None:
     """SQLite writes an index again for every update that sets one of its columns, even to what it was."""
     seen: list[str] = []
-    with contextlib.closing(open_store(url(tmp_path / "state.db"))) as made:
-        turn = Turn(made, "s")
+    with contextlib.closing(open_store(url(tmp_path / "state.db"))) as store:
+        turn = Turn(store, "s")
         turn.begin()
-        made.engine.exclusive(lambda db: db.set_trace_callback(seen.append))
+        store.engine.exclusive(lambda db: db.set_trace_callback(seen.append))
         turn.complete("m", "Noon.")
         [update] = [sql for sql in seen if sql.startswith("UPDATE runs")]
         assert not re.search(r"\b(status|ended_at|owner|created_at|session_id|kind|job_id) =", update)
         turn.end()
-        record = made.runs.get(turn.run_id)
+        record = store.runs.get(turn.run_id)
     assert record is not None
     assert (record.state.status, record.state.ended_at is not None) == ("completed", True)

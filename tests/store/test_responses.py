@@ -73,9 +73,9 @@ def test_stored_response_is_a_copy(store: ResponseStore) -> None:
     given = record(conversation_history=[item(0)])
     store.put("resp_1", given)
     given["conversation_history"].append("changed")
-    got = store.get("resp_1")
-    assert got is not None
-    got["response"]["status"] = "changed"
+    stored = store.get("resp_1")
+    assert stored is not None
+    stored["response"]["status"] = "changed"
     assert store.get("resp_1") == record(conversation_history=[item(0)])
 
 
@@ -128,10 +128,10 @@ def test_put_overwrites(store: ResponseStore) -> None:
 )
 def test_record_of_any_shape_round_trip(store: ResponseStore, given: Json) -> None:
     store.put("resp_1", given)
-    got = store.get("resp_1")
-    assert got == given
+    stored = store.get("resp_1")
+    assert stored == given
     # 1, 1.0 and True are equal to each other, and still not the same.
-    assert json.dumps(got, sort_keys=True) == json.dumps(given, sort_keys=True)
+    assert json.dumps(stored, sort_keys=True) == json.dumps(given, sort_keys=True)
 
 
 JSON = st.recursive(
@@ -165,9 +165,9 @@ def test_any_json_round_trip(history: list[Any], rest: Json) -> None:
 @pytest.mark.parametrize("text", ["a\ud800b", "a\x00b"])
 def test_put_accepts_any_text(store: ResponseStore, text: str) -> None:
     store.put("resp_1", record(conversation_history=[{"role": "user", "content": text}], instructions=text))
-    got = store.get("resp_1")
-    assert got is not None
-    assert len(got["conversation_history"][0]["content"]) == len(got["instructions"]) == len(text)
+    stored = store.get("resp_1")
+    assert stored is not None
+    assert len(stored["conversation_history"][0]["content"]) == len(stored["instructions"]) == len(text)
 
 
 # ---- the least recently used goes first
@@ -338,8 +338,8 @@ def test_response_limit_is_per_owner(store: ResponseStore) -> None:
             store.put(f"{owner}{number}", record(owner=owner))
         store.put(f"n{number}", record())
     assert len(store) == 9
-    found = [f"{owner}{number}" for owner in "abn" for number in range(5) if store.get(f"{owner}{number}")]
-    assert found == [f"{owner}{number}" for owner in "abn" for number in (2, 3, 4)]
+    texts = [f"{owner}{number}" for owner in "abn" for number in range(5) if store.get(f"{owner}{number}")]
+    assert texts == [f"{owner}{number}" for owner in "abn" for number in (2, 3, 4)]
 
 
 def test_conversation_names_are_per_owner(store: ResponseStore) -> None:

@@ -45,8 +45,8 @@ store.close()
 """
 
 
-def git(*words: str) -> bytes:
-    return subprocess.run(["git", "-C", str(REPOSITORY), *words], check=True, capture_output=True).stdout
+def git(*args: str) -> bytes:
+    return subprocess.run(["git", "-C", str(REPOSITORY), *args], check=True, capture_output=True).stdout
 
 
 @pytest.fixture(scope="session")

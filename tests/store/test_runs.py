@@ -40,24 +40,24 @@ WHOLE = 1_000_000
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """A store for many examples, each with a run of its own."""
     folder = tmp_path_factory.mktemp("runs")
-    with closing(open_store(url(folder / "state.db") if request.param == "file" else "sqlite://")) as made:
-        yield made
+    with closing(open_store(url(folder / "state.db") if request.param == "file" else "sqlite://")) as store:
+        yield store
 
 
 @pytest.fixture
 def turn(store: Store) -> Turn:
-    made = Turn(store, "s")
-    made.begin()
-    return made
+    turn = Turn(store, "s")
+    turn.begin()
+    return turn
 
 
 def paged(store: Store, run_id: str, size: int, after: int = 0) -> list[Event]:
     """The log behind a number, read page by page."""
-    found: list[Event] = []
-    while page := store.runs.read(run_id, found[-1].seq if found else after, size):
+    events: list[Event] = []
+    while page := store.runs.read(run_id, events[-1].seq if events else after, size):
         assert len(page) <= size
-        found += page
-    return found
+        events += page
+    return events
 
 
 def stored_events(turn: Turn) -> list[tuple[int, str]]:
@@ -70,8 +70,8 @@ def state(store: Store, run_id: str) -> RunState:
     return record.state
 
 
-def notice(turn: Turn, words: str = "m") -> Event:
-    return turn.event("notice", 1, level="info", code="c", message=words)
+def notice(turn: Turn, message: str = "m") -> Event:
+    return turn.event("notice", 1, level="info", code="c", message=message)
 
 
 def thought(turn: Turn, message_id: str, *pieces: str, form: str = "raw") -> Partial:
@@ -229,8 +229,8 @@ def test_appended_rows_get_ids_and_update_event(turn: Turn) -> None:
     assert rows[0].id is not None and rows[1].id is not None and rows[0].id < rows[1].id
     assert done.data["row"] == rows[1].id
     assert turn.store.runs.durable(turn.run_id)[-1].data["row"] == rows[1].id
-    found = turn.store.runs.row(turn.run_id, rows[1].id)
-    assert found == replace(rows[1], announced_in=())
+    row = turn.store.runs.row(turn.run_id, rows[1].id)
+    assert row == replace(rows[1], announced_in=())
     assert texts(turn.store.sessions, "s") == ["What is the time?", "hi", "hello"]
 
 
@@ -258,8 +258,8 @@ def test_tool_result_rows_follow_order_of_calls(turn: Turn) -> None:
     turn.append(rows=[asked, *late, *again, turn.row("user", "next")])
     ordered = ["What is the time?", "", "a", "b", "c", "", "d", "next"]
     assert [row.content for row in turn.store.runs.rows(turn.run_id)] == ordered
-    spoken = turn.store.sessions.get_messages_as_conversation("s")
-    assert [message["content"] for message in spoken] == ordered
+    messages = turn.store.sessions.get_messages_as_conversation("s")
+    assert [message["content"] for message in messages] == ordered
 
 
 def test_rows_belong_to_their_run(turn: Turn) -> None:
@@ -287,15 +287,15 @@ def test_annotated_row_gets_api_content(turn: Turn) -> None:
     assert turn.store.runs.rows(turn.run_id)[-1].as_message() == {"role": "user", "content": "[left out]"}
     assert turn.store.sessions.get_messages_as_conversation("s")[-1]["content"] == "[left out]"
     assert texts(turn.store.sessions, "s")[-1] == "too much"
-    assert [found["id"] for found in turn.store.sessions.search_messages("much")] == [row.id]
+    assert [hit["id"] for hit in turn.store.sessions.search_messages("much")] == [row.id]
 
 
-@pytest.mark.parametrize("words", ["", "data:image/png;base64," + "A" * 8000, '{"$blob": "x"}', "🧭 e\u0301"])
-def test_annotation_accepts_any_text(turn: Turn, words: str) -> None:
+@pytest.mark.parametrize("message", ["", "data:image/png;base64," + "A" * 8000, '{"$blob": "x"}', "🧭 e\u0301"])
+def test_annotation_accepts_any_text(turn: Turn, message: str) -> None:
     row = turn.row("user", "too much")
     turn.append(rows=[row])
-    turn.append(annotate=(row.id, words))
-    assert turn.store.runs.row(turn.run_id, row.id).api_content == words
+    turn.append(annotate=(row.id, message))
+    assert turn.store.runs.row(turn.run_id, row.id).api_content == message
 
 
 # ---- what is replaced
@@ -677,9 +677,9 @@ def test_very_long_message_is_read_in_pages(turn: Turn) -> None:
     for completed in (False, True):
         if completed:
             turn.complete("m", text.text, text.cuts)
-        found = paged(turn.store, turn.run_id, 512)
-        assert [event.data["text"] for event in found if event.type == "text.delta"] == pieces
-        assert [event.seq for event in found] == list(range(1, turn.seq + 1))
+        events = paged(turn.store, turn.run_id, 512)
+        assert [event.data["text"] for event in events if event.type == "text.delta"] == pieces
+        assert [event.seq for event in events] == list(range(1, turn.seq + 1))
 
 
 # ---- read back as it was shown live
@@ -786,8 +786,8 @@ class Driven:
 @pytest.fixture(scope="module")
 def file_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """A store in a file, for many examples."""
-    with closing(open_store(url(tmp_path_factory.mktemp("kept") / "state.db"))) as made:
-        yield made
+    with closing(open_store(url(tmp_path_factory.mktemp("kept") / "state.db"))) as store:
+        yield store
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -881,11 +881,11 @@ def test_list_runs_pagination(store: Store, at: str) -> None:
         whole = ids_of(store, **wanted)
         assert whole
         for size in (1, 2, 5, 100):
-            found = ids_of(store, **wanted, limit=size)
-            while page := ids_of(store, **wanted, limit=size, before=found[-1]):
+            ids = ids_of(store, **wanted, limit=size)
+            while page := ids_of(store, **wanted, limit=size, before=ids[-1]):
                 assert len(page) <= size
-                found += page
-            assert found == whole
+                ids += page
+            assert ids == whole
     assert ids_of(store, limit=0) == []
     assert ids_of(store, before="unknown") == []
 
@@ -962,8 +962,8 @@ def test_concurrent_take_gets_each_control_once(turn: Turn) -> None:
     def take(_: int) -> list[str]:
         return [control.control_id for _ in range(5) for control in turn.store.runs.take_controls(turn.run_id)]
 
-    taken = at_once(2, take)
-    assert sorted([*taken[0], *taken[1]]) == left
+    results = at_once(2, take)
+    assert sorted([*results[0], *results[1]]) == left
 
 
 def test_concurrent_add_and_take_lose_no_control(turn: Turn) -> None:
@@ -974,9 +974,9 @@ def test_concurrent_add_and_take_lose_no_control(turn: Turn) -> None:
             return []
         return [control.control_id for _ in range(20) for control in turn.store.runs.take_controls(turn.run_id)]
 
-    taken = [control_id for part in at_once(4, work) for control_id in part]
-    taken += [control.control_id for control in turn.store.runs.take_controls(turn.run_id)]
-    assert sorted(taken) == [f"ctl_{at:02}" for at in range(20)]
+    control_ids = [control_id for part in at_once(4, work) for control_id in part]
+    control_ids += [control.control_id for control in turn.store.runs.take_controls(turn.run_id)]
+    assert sorted(control_ids) == [f"ctl_{at:02}" for at in range(20)]
 
 
 # ---- runs that are gone
@@ -1151,15 +1151,17 @@ def test_sweep_keeps_unfinished_runs(store: Store) -> None:
 
 
 def test_sweep_keeps_newest_runs_per_owner_and_kind(store: Store) -> None:
-    made: dict[tuple[str, str], list[str]] = {}
+    run_ids: dict[tuple[str, str], list[str]] = {}
     for _ in range(5):
         for owner, kind in (("ada", "run"), ("ada", "chat"), ("bob", "run")):
-            made.setdefault((owner, kind), []).append(ended(store, 60, session_id=owner, owner=owner, kind=kind).run_id)
+            run_ids.setdefault((owner, kind), []).append(
+                ended(store, 60, session_id=owner, owner=owner, kind=kind).run_id
+            )
     waiting = Turn(store, "bob", owner="bob", kind="run").run_id
     assert sweep(store, 3) == {"logs": 0, "runs": 2 + 2 + 3}
-    assert ids_of(store, owner="ada", kind="run") == made["ada", "run"][:1:-1]
-    assert ids_of(store, owner="ada", kind="chat") == made["ada", "chat"][:1:-1]
-    assert ids_of(store, owner="bob") == [waiting, *made["bob", "run"][:2:-1]]
+    assert ids_of(store, owner="ada", kind="run") == run_ids["ada", "run"][:1:-1]
+    assert ids_of(store, owner="ada", kind="chat") == run_ids["ada", "chat"][:1:-1]
+    assert ids_of(store, owner="bob") == [waiting, *run_ids["bob", "run"][:2:-1]]
 
 
 def test_sweep_of_many_batches_is_complete(store: Store) -> None:
@@ -1258,7 +1260,7 @@ def test_claimed_session_is_not_one_that_another_process_is_about_to_make(store:
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("message", "shown"),
     [
         ("short 'x' 😀", "short 'x' 😀"),
         ("é" * 600, "é" * 500),
@@ -1267,8 +1269,8 @@ def test_claimed_session_is_not_one_that_another_process_is_about_to_make(store:
         ("", ""),
     ],
 )
-def test_list_of_runs_has_the_beginning_of_what_was_asked(store: Store, said: Any, shown: str) -> None:
-    store.runs.create(RunSpec(said, "s"))
+def test_list_of_runs_has_the_beginning_of_what_was_asked(store: Store, message: Any, shown: str) -> None:
+    store.runs.create(RunSpec(message, "s"))
     [record], _, total = store.runs.page(owner=None, limit=5)
     assert (record.spec.user_message, total) == (shown, 1)
 

@@ -137,8 +137,8 @@ def test_salvage_report_names_saved_and_damaged(path: Path) -> None:
     assert report["damaged"] == ["messages"]
     assert report["sessions"] == SESSIONS
     assert len(TEXTS) - 10 <= report["rows"] - SESSIONS < len(TEXTS)
-    found = look(path, "SELECT title FROM sessions ORDER BY title")
-    assert found == [(f"Title {session}",) for session in range(SESSIONS)]
+    titles = look(path, "SELECT title FROM sessions ORDER BY title")
+    assert titles == [(f"Title {session}",) for session in range(SESSIONS)]
     with contextlib.closing(open_store(url(path))) as store:
         shown = store.sessions.get_session("s3")
         assert shown is not None and shown["system_prompt"] == "Be kind."

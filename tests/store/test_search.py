@@ -387,16 +387,16 @@ def test_search_finds_compacted_rows_once(db: SessionDB) -> None:
 
 def test_search_finds_rows_retained_by_compaction_once(db: SessionDB) -> None:
     create_conversation(db, "s", "old", "news", "an apple", "东京 pear")
-    kept = [{"role": "user", "content": "an apple"}, {"role": "assistant", "content": "东京 pear"}]
+    messages = [{"role": "user", "content": "an apple"}, {"role": "assistant", "content": "东京 pear"}]
     for _ in range(2):
-        db.archive_and_compact("s", [{"role": "user", "content": "summary"}, *kept])
+        db.archive_and_compact("s", [{"role": "user", "content": "summary"}, *messages])
     assert [len(hits(db, query)) for query in ("apple", "东京", "pear", "news")] == [1, 1, 1, 1]
 
 
 def test_search_hides_rows_rewound_after_compaction(db: SessionDB) -> None:
     create_conversation(db, "s", "old", "news", "an apple", "pear")
-    kept = [{"role": "user", "content": "an apple"}, {"role": "assistant", "content": "pear"}]
-    db.archive_and_compact("s", [{"role": "user", "content": "summary"}, *kept])
+    messages = [{"role": "user", "content": "an apple"}, {"role": "assistant", "content": "pear"}]
+    db.archive_and_compact("s", [{"role": "user", "content": "summary"}, *messages])
     db.rewind_to_message("s", db.get_messages("s")[2]["id"])
     assert [len(hits(db, query)) for query in ("apple", "pear", "news")] == [0, 0, 1]
 
@@ -517,8 +517,8 @@ def latin_texts(count: int) -> list[str]:
     """Messages as people write them: a few words often, many words seldom."""
     chance = random.Random(7)
     syllables = ["ka", "ri", "to", "men", "sa", "lo", "ver", "in", "del", "po", "u", "stra", "ne", "ing", "er", "ly"]
-    made = {"".join(chance.choices(syllables, k=chance.randint(1, 4))) for _ in range(12_000)}
-    vocabulary = sorted(made, key=lambda word: (len(word), word))
+    words = {"".join(chance.choices(syllables, k=chance.randint(1, 4))) for _ in range(12_000)}
+    vocabulary = sorted(words, key=lambda word: (len(word), word))
     weights = list(accumulate(1 / (rank + 2) for rank in range(len(vocabulary))))
     lengths = [8, 20, 40, 60, 120]
     return [" ".join(chance.choices(vocabulary, cum_weights=weights, k=chance.choice(lengths))) for _ in range(count)]

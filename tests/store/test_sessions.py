@@ -125,7 +125,7 @@ def test_parent_cycle_is_tolerated(durable_db: SessionDB) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("alpha", "alpha"),
         ("alpha-1", "alpha-1"),
@@ -140,10 +140,10 @@ def test_parent_cycle_is_tolerated(durable_db: SessionDB) -> None:
         ("_eta", None),
     ],
 )
-def test_resolve_session_by_id_prefix_or_title(db: SessionDB, text: str, found: str | None) -> None:
+def test_resolve_session_by_id_prefix_or_title(db: SessionDB, text: str, expected: str | None) -> None:
     for id, title in {"alpha": None, "alpha-1": None, "alpha-2": "my-", "beta": None, "gamma": "My notes"}.items():
         db.create_session(id, "cli", title=title)
-    assert db.resolve_session_id(text) == found
+    assert db.resolve_session_id(text) == expected
 
 
 def test_ambiguous_prefix_resolves_by_title(db: SessionDB) -> None:
@@ -209,15 +209,15 @@ def test_reopened_session_can_end_again(db: SessionDB) -> None:
     assert db.get_session("s")["end_reason"] == "any words of mine"
 
 
-@pytest.mark.parametrize(("length", "taken"), [(200, True), (201, False)])
-def test_end_reason_is_limited_to_200_characters(db: SessionDB, length: int, taken: bool) -> None:
+@pytest.mark.parametrize(("length", "is_valid"), [(200, True), (201, False)])
+def test_end_reason_is_limited_to_200_characters(db: SessionDB, length: int, is_valid: bool) -> None:
     db.create_session("s", "cli")
-    if not taken:
+    if not is_valid:
         with pytest.raises(ValueError, match="200"):
             db.end_session("s", "x" * length)
     else:
         db.end_session("s", "x" * length)
-    assert (db.get_session("s")["end_reason"] is not None) == taken
+    assert (db.get_session("s")["end_reason"] is not None) == is_valid
 
 
 def started(store: Store, session_id: str) -> RunSpec:
@@ -227,8 +227,8 @@ def started(store: Store, session_id: str) -> RunSpec:
     token = store.leases.acquire(f"session:{session_id}", "here", 60)
     session = {"id": session_id, "source": "cli"}
     row = Row(session_id, "user", "hi", run_id=spec.run_id)
-    begun = Event(spec.run_id, "run.started", data={"model": "m", "provider": "p"}, seq=1, ts=time.time())
-    store.runs.append(spec.run_id, token, [begun], [row], session=session)
+    event = Event(spec.run_id, "run.started", data={"model": "m", "provider": "p"}, seq=1, ts=time.time())
+    store.runs.append(spec.run_id, token, [event], [row], session=session)
     store.leases.release(f"session:{session_id}", token)
     return spec
 
@@ -439,7 +439,7 @@ LONG = "x" * 100
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("given", "expected"),
     [
         ("Plans", "Plans"),
         ("  Plans \n", "Plans"),
@@ -456,11 +456,11 @@ LONG = "x" * 100
         (" \u200b\n ", None),
     ],
 )
-def test_titles_are_normalised(db: SessionDB, given: str, kept: str | None) -> None:
+def test_titles_are_normalised(db: SessionDB, given: str, expected: str | None) -> None:
     db.create_session("a", "cli")
     assert db.set_session_title("a", given) is True
     db.create_session("b", "cli", title=given, owner="bob")
-    assert (db.get_session("a")["title"], db.get_session("b")["title"]) == (kept, kept)
+    assert (db.get_session("a")["title"], db.get_session("b")["title"]) == (expected, expected)
 
 
 def test_title_over_100_characters_is_rejected(db: SessionDB) -> None:

@@ -32,8 +32,8 @@ def fill(db: SessionDB, sessions: int = SESSIONS) -> None:
         for number in range(sessions):
             db.create_session(f"s{number}", "cli")
             for row in range(ROWS):
-                words = " ".join(f"word{(number * 31 + row * 7 + at * at) % 4001}" for at in range(80))
-                db.append_message(f"s{number}", "user", words)
+                text = " ".join(f"word{(number * 31 + row * 7 + at * at) % 4001}" for at in range(80))
+                db.append_message(f"s{number}", "user", text)
 
     db.transaction(add)
 

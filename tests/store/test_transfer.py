@@ -29,9 +29,9 @@ PICTURE = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[SessionDB]:
     """A second, empty store."""
-    made = SessionDB(tmp_path / "other.db")
-    yield made
-    made.close()
+    db = SessionDB(tmp_path / "other.db")
+    yield db
+    db.close()
 
 
 def rich(db: SessionDB, id: str = "s") -> None:
@@ -110,9 +110,9 @@ def test_export_includes_inactive_rows_with_flags(db: SessionDB, other: SessionD
 
 def test_export_separates_transcript_and_model_messages(db: SessionDB) -> None:
     ids = create_conversation(db, "s", *"abcd")
-    said = db.get_messages_as_conversation("s")
+    messages = db.get_messages_as_conversation("s")
     for text in ("one", "two"):
-        db.archive_and_compact("s", [said[0], {"role": "user", "content": text}, *said[2:]])
+        db.archive_and_compact("s", [messages[0], {"role": "user", "content": text}, *messages[2:]])
     export = db.export_session("s")
     assert [(row["id"], row["content"]) for row in export["messages"]] == list(zip(ids, "abcd", strict=True))
     assert [(row["content"], row["active"]) for row in export["model_messages"]] == [("one", False), ("two", True)]
@@ -437,11 +437,11 @@ def test_backup_during_writes_is_consistent(file_db: SessionDB, tmp_path: Path) 
     done.set()
     writer.join()
     for n in range(3):
-        with closing(sqlite3.connect(tmp_path / f"copy{n}.db", isolation_level=None)) as made:
-            assert made.execute("pragma integrity_check").fetchall() == [("ok",)]
-            made.execute("insert into messages_fts (messages_fts, rank) values ('integrity-check', 1)")
-            [[stored]] = made.execute("select count(*) from messages")
-            [[counted]] = made.execute("select message_count from sessions")
+        with closing(sqlite3.connect(tmp_path / f"copy{n}.db", isolation_level=None)) as copy:
+            assert copy.execute("pragma integrity_check").fetchall() == [("ok",)]
+            copy.execute("insert into messages_fts (messages_fts, rank) values ('integrity-check', 1)")
+            [[stored]] = copy.execute("select count(*) from messages")
+            [[counted]] = copy.execute("select message_count from sessions")
         assert stored == counted
         assert 200 <= stored <= 200 + len(written)
     assert db.get_session("s")["message_count"] == 200 + len(written)
