@@ -27,8 +27,8 @@ ALIASES = {
 
 
 def alias_files() -> list[Path]:
-    found = [*SRC.glob("*.py"), *(SRC / "hermes_cli").rglob("*.py"), *(SRC / "gateway").rglob("*.py")]
-    return sorted(path for path in found if path.name != "__init__.py")
+    paths = [*SRC.glob("*.py"), *(SRC / "hermes_cli").rglob("*.py"), *(SRC / "gateway").rglob("*.py")]
+    return sorted(path for path in paths if path.name != "__init__.py")
 
 
 @pytest.mark.parametrize(("alias", "real"), [(alias, real) for alias, (real, _) in ALIASES.items()])
@@ -78,5 +78,5 @@ def test_alias_files_have_no_logic(path: Path) -> None:
 
 
 def test_every_alias_file_is_listed() -> None:
-    found = {".".join(path.relative_to(SRC).with_suffix("").parts) for path in alias_files()}
-    assert set(ALIASES) <= found
+    modules = {".".join(path.relative_to(SRC).with_suffix("").parts) for path in alias_files()}
+    assert set(ALIASES) <= modules

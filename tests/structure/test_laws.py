@@ -98,9 +98,9 @@ def code_of(path: Path) -> list[tuple[int, str]]:
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and first.end_lineno:
                 docs.update(range(first.lineno, first.end_lineno + 1))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    spoken = [t for t in tokens if t.type in (tokenize.NAME, tokenize.STRING) and t.start[0] not in docs]
+    text_tokens = [t for t in tokens if t.type in (tokenize.NAME, tokenize.STRING) and t.start[0] not in docs]
     # A sentence for a person decides nothing.
-    return [(token.start[0], token.string) for token in spoken if token.string.count(" ") < 3]
+    return [(token.start[0], token.string) for token in text_tokens if token.string.count(" ") < 3]
 
 
 def modules() -> list[Path]:
@@ -133,13 +133,13 @@ def imported(path: Path) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             node.body = [ast.Pass()]
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            modules.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+            modules.add(node.module)
+    return modules
 
 
 @pytest.mark.parametrize("name", [*PURE, *TRANSLATORS, *FOLD])
@@ -190,8 +190,8 @@ async def test_default_executor_is_never_used(harness: Harness, server: ModelSer
         ),
         Reply(text="Done."),
     ]
-    ran = await harness.run(f"http://{host}:{server.port}", persist=True)
-    assert ran.result["final_response"] == "Done."
+    run = await harness.run(f"http://{host}:{server.port}", persist=True)
+    assert run.result["final_response"] == "Done."
     assert asyncio.get_running_loop()._default_executor is None  # type: ignore[attr-defined]
 
 
@@ -208,9 +208,9 @@ async def test_ended_run_leaves_no_transcript_in_memory(harness: Harness, server
     server.requests.clear()
     await nothing_left(server)
     gc.collect()
-    kept = [thing for thing in gc.get_objects() if _holds(thing, marker)]
+    things = [thing for thing in gc.get_objects() if _holds(thing, marker)]
     # The test's own frame and what it scripted are not the product's.
-    assert [type(thing).__name__ for thing in kept if _of_the_product(thing)] == []
+    assert [type(thing).__name__ for thing in things if _of_the_product(thing)] == []
 
 
 @pytest.mark.parametrize("source", ["api_server", "cli"])
@@ -285,9 +285,9 @@ async def test_long_tool_result_does_not_block_loop(harness: Harness, server: Mo
             longest = max(longest, time.perf_counter() - before)
 
     watching = asyncio.create_task(watch())
-    ran = await harness.run(server)
+    run = await harness.run(server)
     watching.cancel()
-    assert ran.result["final_response"] == "Done."
+    assert run.result["final_response"] == "Done."
     assert longest < 0.1
 
 
