@@ -71,21 +71,21 @@ def allowed(make: MakeHarness, server: ModelServer, backend: str = "local", **se
 
 def running(mark: str) -> list[str]:
     """The processes of this machine whose arguments hold a text."""
-    found = []
+    pids = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if mark.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def descriptors() -> int:
     """How many files, pipes and sockets are open, but for the store's, which come as they are needed."""
-    found = 0
+    count = 0
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            found += ".db" not in os.readlink(f"/proc/self/fd/{fd}")
-    return found
+            count += ".db" not in os.readlink(f"/proc/self/fd/{fd}")
+    return count
 
 
 def new_mark() -> str:

@@ -92,8 +92,8 @@ class FileTools:
             raise ToolError(fault, "invalid_arguments")
         ctx = self.context()
         if tool.prepare is not None:
-            made: Any = tool.prepare(ctx, tool.decode(args))
-            ready = await made
+            prepared: Any = tool.prepare(ctx, tool.decode(args))
+            ready = await prepared
             ctx.prepared = ready.value
             self.started = ready.started
         return ctx

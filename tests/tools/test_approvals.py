@@ -42,8 +42,8 @@ async def answer_approval(under_way: Running, choice: str) -> Json:
     return asked
 
 
-def decided(ran: CompletedRun) -> list[tuple[str, str]]:
-    return [(event["choice"], event["by"]) for event in ran.events_of("approval.resolved")]
+def decided(run: CompletedRun) -> list[tuple[str, str]]:
+    return [(event["choice"], event["by"]) for event in run.events_of("approval.resolved")]
 
 
 # ---- the order
@@ -85,11 +85,11 @@ async def test_approval_rule_precedence(
 ) -> None:
     tool_session = ToolSession(make_harness, server, approvals=settings)
     folder = build_folder(tool_session)
-    ran = await tool_session.run(terminal(command), **fields)
-    [answer] = ran.tool_results()
-    assert (answer["status"], decided(ran)) == (status, decision)
-    assert ran.event("tool.finished")["status"] == status
-    assert ("tool.started" in ran.types) is (status == "ok")
+    run = await tool_session.run(terminal(command), **fields)
+    [answer] = run.tool_results()
+    assert (answer["status"], decided(run)) == (status, decision)
+    assert run.event("tool.finished")["status"] == status
+    assert ("tool.started" in run.types) is (status == "ok")
     assert folder.exists() is not (command == FLAGGED and status == "ok")
 
 
@@ -115,8 +115,8 @@ async def test_yolo_mode_skips_approvals(
     monkeypatch.delenv("HERMES_YOLO_MODE", raising=False)  # it is read once, at the start
     tool_session.harness.app.services.session_states.of("default", "s1").yolo = how == "session"
     build_folder(tool_session)
-    ran = await tool_session.run(terminal(FLAGGED))
-    assert (ran.tool_results()[0]["status"], decided(ran)) == ("ok", [("once", "rule")])
+    run = await tool_session.run(terminal(FLAGGED))
+    assert (run.tool_results()[0]["status"], decided(run)) == ("ok", [("once", "rule")])
     assert (await tool_session.sh("rm -rf /"))["status"] == "blocked"
 
 
@@ -135,10 +135,10 @@ async def test_sandbox_skips_some_approvals(
 ) -> None:
     tool_session = ToolSession(make_harness, server, "bubblewrap")
     build_folder(tool_session)
-    ran = await tool_session.run(terminal(command))
+    run = await tool_session.run(terminal(command))
     # A host that a command then wants to reach is decided on of its own.
-    assert decided(ran)[0] == (("deny", "rule") if asked else ("once", "rule"))
-    assert ran.tool_results()[0]["status"] == ("blocked" if asked else "ok")
+    assert decided(run)[0] == (("deny", "rule") if asked else ("once", "rule"))
+    assert run.tool_results()[0]["status"] == ("blocked" if asked else "ok")
 
 
 async def test_remote_code_with_network_needs_approval(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -147,7 +147,7 @@ async def test_remote_code_with_network_needs_approval(make_harness: MakeHarness
 
 
 @pytest.mark.parametrize(
-    ("text", "pattern", "found"),
+    ("text", "pattern", "expected"),
     [
         ("git push", "git push", True),
         ("a; git  push x", "git push", True),
@@ -162,8 +162,8 @@ async def test_remote_code_with_network_needs_approval(make_harness: MakeHarness
         ("git " * 20_000, "git * --force", False),
     ],
 )
-def test_deny_pattern_matching(text: str, pattern: str, found: bool) -> None:
-    assert _mentions(text, pattern) is found
+def test_deny_pattern_matching(text: str, pattern: str, expected: bool) -> None:
+    assert _mentions(text, pattern) is expected
 
 
 # ---- asking
@@ -184,10 +184,10 @@ async def test_approval_choice_scope(make_harness: MakeHarness, server: ModelSer
         None,
     )
     assert (asked["choices"], "deletes" in asked["reason"]) == (["once", "session", "always", "deny"], True)
-    ran = await under_way.end()
-    assert (ran.tool_results()[0]["status"], decided(ran)) == (status, [(choice, "user")])
+    run = await under_way.end()
+    assert (run.tool_results()[0]["status"], decided(run)) == (status, [(choice, "user")])
     if status == "blocked":
-        assert "The user did not allow it." in ran.tool_results()[0]["reason"]
+        assert "The user did not allow it." in run.tool_results()[0]["reason"]
     # The same once more; a little more than the same; elsewhere; in another session.
     commands = [FLAGGED, f"{FLAGGED}; echo more", f"cd / && {FLAGGED}", "rm -r other"]
     results = [(await tool_session.sh(command))["status"] for command in commands]
@@ -252,9 +252,9 @@ async def test_command_allowlist(
 
 async def test_approval_timeout(make_harness: MakeHarness, server: ModelServer) -> None:
     tool_session = ToolSession(make_harness, server, api_server={"approval_timeout_seconds": 0.05})
-    ran = await tool_session.run(terminal(FLAGGED), answerable=True)
-    assert decided(ran) == [("deny", "timeout")]
-    assert (ran.tool_results()[0]["by"], ran.tool_results()[0]["status"]) == ("timeout", "blocked")
+    run = await tool_session.run(terminal(FLAGGED), answerable=True)
+    assert decided(run) == [("deny", "timeout")]
+    assert (run.tool_results()[0]["by"], run.tool_results()[0]["status"]) == ("timeout", "blocked")
 
 
 async def test_interrupt_during_approval(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -262,17 +262,17 @@ async def test_interrupt_during_approval(make_harness: MakeHarness, server: Mode
     under_way = await tool_session.begin(terminal(FLAGGED), answerable=True)
     await under_way.wait_for("approval.requested")
     await under_way.control("interrupt")
-    ran = await under_way.end()
-    assert decided(ran) == [("deny", "interrupt")] and "tool.started" not in ran.types
+    run = await under_way.end()
+    assert decided(run) == [("deny", "interrupt")] and "tool.started" not in run.types
     await nothing_left(server)
 
 
 async def test_approval_text_is_complete_and_redacted(make_harness: MakeHarness, server: ModelServer) -> None:
     tool_session = ToolSession(make_harness, server)
-    words = " ".join(f"word{n}" for n in range(3000))
-    under_way = await tool_session.begin(terminal(f"rm -r build {words} {KEY} end"), answerable=True)
+    text = " ".join(f"word{n}" for n in range(3000))
+    under_way = await tool_session.begin(terminal(f"rm -r build {text} {KEY} end"), answerable=True)
     asked = await answer_approval(under_way, "deny")
-    assert asked["subject"] == f"rm -r build {words} [redacted] end"
+    assert asked["subject"] == f"rm -r build {text} [redacted] end"
     await under_way.end()
 
 
@@ -293,19 +293,19 @@ async def test_approvals_are_sequential_and_block_only_conflicting_calls(
     await under_way.wait_for("tool.finished")  # the one that need not wait
     asked = await answer_approval(under_way, "session")
     assert (asked["kind"], asked["choices"]) == ("mcp", ["once", "session", "deny"])
-    ran = await under_way.end()
-    assert ran.event("approval.requested")
-    assert decided(ran) == [("session", "user"), ("once", "rule")], "the second one is granted with the first"
-    assert ran.tool_results()[:2] == [{"done": "one"}, {"done": "two"}]
+    run = await under_way.end()
+    assert run.event("approval.requested")
+    assert decided(run) == [("session", "user"), ("once", "rule")], "the second one is granted with the first"
+    assert run.tool_results()[:2] == [{"done": "one"}, {"done": "two"}]
 
 
 async def test_approval_before_crash_counts_for_one_request(harness: Harness, server: ModelServer) -> None:
-    said: list[str] = []
+    choices: list[str] = []
 
     async def act(ctx: ToolContext, _: Json) -> Json:
         for kind in ("network", "command"):
             request = ApprovalRequest(ctx.call_id, kind, "x", "why not")
-            said.append((await ctx.asking.approve(request)).choice)
+            choices.append((await ctx.asking.approve(request)).choice)
         return {"ok": True}
 
     harness.offer(tool("act", act, effect="read"))
@@ -315,7 +315,7 @@ async def test_approval_before_crash_counts_for_one_request(harness: Harness, se
     await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
     await left.add(left.event("approval.resolved", approval_id="apr_1", choice="once", by="user"))
     await left.taken_up()
-    assert said == ["once", "deny"], "the other one is a question of its own"
+    assert choices == ["once", "deny"], "the other one is a question of its own"
 
 
 # ---- the other kinds
@@ -371,21 +371,21 @@ def verdict(decision: str, reason: str = "It is what the user wants.") -> Reply:
 
 
 async def smart(
-    make_harness: MakeHarness, server: ModelServer, said: Reply, **fields: Any
+    make_harness: MakeHarness, server: ModelServer, reply: Reply, **fields: Any
 ) -> tuple[ToolSession, Running]:
     tool_session = ToolSession(make_harness, server, approvals={"mode": "smart"}, **fields)
     build_folder(tool_session)
     await tool_session.sh("echo words of a tool")
     return tool_session, await tool_session.begin(
-        terminal(FLAGGED), replies=(said,), message="clean up the build", answerable=True
+        terminal(FLAGGED), replies=(reply,), message="clean up the build", answerable=True
     )
 
 
 async def test_smart_approval_reviewer_approves_once(make_harness: MakeHarness, server: ModelServer) -> None:
     tool_session, under_way = await smart(make_harness, server, verdict("approve"))
-    ran = await under_way.end()
-    assert (ran.tool_results()[0]["status"], decided(ran)) == ("ok", [("once", "reviewer")])
-    assert ran.events_of("usage")[1]["task"] == "approval"
+    run = await under_way.end()
+    assert (run.tool_results()[0]["status"], decided(run)) == ("ok", [("once", "reviewer")])
+    assert run.events_of("usage")[1]["task"] == "approval"
     assert not tool_session.harness.app.services.session_states.of("default", "s1").granted
     review: Request = server.requests[-2]
     asked = json.loads(review.turns[-1].text)
@@ -406,12 +406,12 @@ async def test_smart_approval_reviewer_escalates_to_user(
     assert asked["choices"] == choices
     assert asked["reviewer"] == {"decision": decision, "reason": "It deletes more than that."}
     assert "It deletes more than that." in asked["reason"]
-    ran = await under_way.end()
-    assert (ran.tool_results()[0]["status"], decided(ran)) == ("ok", [("once", "user")])
+    run = await under_way.end()
+    assert (run.tool_results()[0]["status"], decided(run)) == ("ok", [("once", "user")])
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     [
         Reply(text="approve"),
         Reply(text='{"decision": "yes", "reason": "x"}'),
@@ -423,9 +423,9 @@ async def test_smart_approval_reviewer_escalates_to_user(
     ids=["no json", "no decision", "no reason", "no object", "words around it", "refused"],
 )
 async def test_smart_approval_invalid_reviewer_answer_is_ignored(
-    make_harness: MakeHarness, server: ModelServer, said: Reply
+    make_harness: MakeHarness, server: ModelServer, reply: Reply
 ) -> None:
-    _, under_way = await smart(make_harness, server, said)
+    _, under_way = await smart(make_harness, server, reply)
     asked = await answer_approval(under_way, "deny")
     assert (asked["choices"], asked["reviewer"]) == (["once", "session", "always", "deny"], None)
     assert decided(await under_way.end()) == [("deny", "user")]
@@ -442,8 +442,8 @@ async def test_smart_approval_reviewer_timeout(make_harness: MakeHarness, server
 
 
 async def test_smart_approval_reviewer_answer_in_code_fence(make_harness: MakeHarness, server: ModelServer) -> None:
-    said = Reply(text='```json\n{"decision": "approve", "reason": "x"}\n```')
-    _, under_way = await smart(make_harness, server, said)
+    reply = Reply(text='```json\n{"decision": "approve", "reason": "x"}\n```')
+    _, under_way = await smart(make_harness, server, reply)
     assert decided(await under_way.end()) == [("once", "reviewer")]
 
 

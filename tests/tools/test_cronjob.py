@@ -34,8 +34,8 @@ def jobs(harness: Harness) -> Harness:
 async def call(harness: Harness, server: ModelServer, fields: Json | None = None, **args: Any) -> Json:
     """The tool's answer to one call in a turn."""
     server.script = [Reply(tool_calls=[Call("cronjob", args)]), Reply(text="Done.")]
-    ran = await harness.run(server, **(fields or {}))
-    [answer] = ran.tool_results()
+    run = await harness.run(server, **(fields or {}))
+    [answer] = run.tool_results()
     return answer
 
 
@@ -55,15 +55,15 @@ async def test_cronjob_create_stores_whole_record(jobs: Harness, server: ModelSe
     assert job["repeat"] == {"times": None, "completed": 0}
     assert before + 1800 <= job["next_run_at"] <= time.time() + 1800
     assert len(answer["next_times"]) == 3
-    kept = await jobs.app.store.jobs.get(job["id"])
-    assert kept is not None and kept["owner"] == "default"
+    stored_job = await jobs.app.store.jobs.get(job["id"])
+    assert stored_job is not None and stored_job["owner"] == "default"
     assert await jobs.app.store.jobs.due(before) == []
 
 
 async def test_cronjob_outlives_unpersisted_turn(jobs: Harness, server: ModelServer) -> None:
     job = await create(jobs, server, name="plants", schedule="1d")
     assert job["repeat"] == {"times": 1, "completed": 0}
-    assert [kept["id"] for kept in (await call(jobs, server, action="list"))["jobs"]] == [job["id"]]
+    assert [job["id"] for job in (await call(jobs, server, action="list"))["jobs"]] == [job["id"]]
 
 
 async def test_cronjob_update_pause_resume_run_remove(jobs: Harness, server: ModelServer) -> None:
@@ -132,8 +132,8 @@ async def test_rejected_cronjob_update_changes_nothing(jobs: Harness, server: Mo
     job = await create(jobs, server)
     assert (await call(jobs, server, action="update", job_id=job["id"], schedule="99m 3"))["code"] == "bad_schedule"
     assert (await call(jobs, server, action="update", job_id=job["id"]))["code"] == "invalid_arguments"
-    kept = await jobs.app.store.jobs.get(job["id"])
-    assert kept is not None and jobs_service.public_fields(kept) == job
+    stored_job = await jobs.app.store.jobs.get(job["id"])
+    assert stored_job is not None and jobs_service.public_fields(stored_job) == job
 
 
 async def test_cronjob_script_needs_terminal_tool(jobs: Harness, server: ModelServer) -> None:
@@ -174,13 +174,13 @@ async def test_cronjobs_of_other_owner_are_not_found(jobs: Harness, server: Mode
 
 async def test_cronjob_tool_policy_is_that_of_creator_or_editor(jobs: Harness, server: ModelServer) -> None:
     narrow = {"tool_policy": frozenset({"cronjob", "todo"})}
-    made = await call(jobs, server, narrow, action="create", schedule="every 1h", prompt="Do it.")
+    result = await call(jobs, server, narrow, action="create", schedule="every 1h", prompt="Do it.")
     free = await create(jobs, server)
     await call(jobs, server, narrow, action="update", job_id=free["id"], prompt="Do that.")
-    await call(jobs, server, action="update", job_id=made["job"]["id"], prompt="Do more.")
-    for job_id in (made["job"]["id"], free["id"]):
-        kept = await jobs.app.store.jobs.get(job_id)
-        assert kept is not None and kept["tool_policy"] == ["cronjob", "todo"]
+    await call(jobs, server, action="update", job_id=result["job"]["id"], prompt="Do more.")
+    for job_id in (result["job"]["id"], free["id"]):
+        stored_job = await jobs.app.store.jobs.get(job_id)
+        assert stored_job is not None and stored_job["tool_policy"] == ["cronjob", "todo"]
 
 
 async def test_cronjob_times_use_configured_timezone(make_harness: MakeHarness, server: ModelServer) -> None:

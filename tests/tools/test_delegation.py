@@ -36,10 +36,10 @@ def delegate(*goals: str, **more: Any) -> Call:
     return Call("delegate_task", {"tasks": [{"goal": goal} for goal in goals], **more}, id="call_d")
 
 
-def results(ran: CompletedRun) -> list[Json]:
-    [answer] = ran.tool_results()
-    found: list[Json] = answer["results"]
-    return found
+def results(run: CompletedRun) -> list[Json]:
+    [answer] = run.tool_results()
+    results: list[Json] = answer["results"]
+    return results
 
 
 def child_id(run_id: str, number: int = 0, step: int = 1) -> str:
@@ -56,26 +56,26 @@ async def test_delegated_children_are_own_runs(harness: Harness, server: ModelSe
     usage = {"input": 10, "output": 5}
     find = [Reply(tool_calls=[Call("look")], usage=usage), Reply(text="It is blue.", usage=usage)]
     script_model(server, delegate("find out", "count"), find=find, count=[Reply(text="Three.", usage=usage)])
-    ran = await harness.run(server, persist=persist, answerable=True, owner="me", session_key="k")
-    first, second = results(ran)
+    run = await harness.run(server, persist=persist, answerable=True, owner="me", session_key="k")
+    first, second = results(run)
     assert (first["status"], first["summary"]) == ("completed", "It is blue.")
     assert (second["status"], second["summary"]) == ("completed", "Three.")
     assert first["usage"]["total_tokens"] == 30 and second["usage"]["total_tokens"] == 15
     assert {first["child_run_id"], second["child_run_id"]} == {
-        child_id(ran.spec.run_id, 0),
-        child_id(ran.spec.run_id, 1),
+        child_id(run.spec.run_id, 0),
+        child_id(run.spec.run_id, 1),
     }
-    begun, ended = ran.events_of("subagent.started"), ran.events_of("subagent.finished")
-    assert [(event["call_id"], event["goal"]) for event in begun] == [("call_d", "find out"), ("call_d", "count")]
+    events, ended = run.events_of("subagent.started"), run.events_of("subagent.finished")
+    assert [(event["call_id"], event["goal"]) for event in events] == [("call_d", "find out"), ("call_d", "count")]
     assert {event["child_run_id"]: (event["status"], event["chars"]) for event in ended} == {
         first["child_run_id"]: ("completed", 11),
         second["child_run_id"]: ("completed", 6),
     }
-    assert ran.types.index("tool.started") < ran.types.index("subagent.started")
-    assert ran.types.index("subagent.finished") < ran.types.index("tool.finished")
-    own = sum(event["total_tokens"] for event in ran.events_of("usage"))
-    assert ran.result["total_tokens"] == ran.final["usage"]["total_tokens"] == own + 45
-    assert ran.result["api_calls"] == 2 + 3
+    assert run.types.index("tool.started") < run.types.index("subagent.started")
+    assert run.types.index("subagent.finished") < run.types.index("tool.finished")
+    own = sum(event["total_tokens"] for event in run.events_of("usage"))
+    assert run.result["total_tokens"] == run.final["usage"]["total_tokens"] == own + 45
+    assert run.result["api_calls"] == 2 + 3
     offered = [[t["function"]["name"] for t in r.body.get("tools", [])] for r in server.requests]
     assert offered[0] == ["clarify", "cronjob", "delegate_task", "look"] and offered[1:3] == [["look"], ["look"]]
     if not persist:
@@ -84,10 +84,10 @@ async def test_delegated_children_are_own_runs(harness: Harness, server: ModelSe
     assert record is not None
     spec = record.spec
     assert (spec.kind, spec.source, spec.owner, spec.session_key) == ("subagent", "subagent", "me", "k")
-    assert spec.parent == (ran.spec.run_id, "call_d") and spec.max_iterations == 50
+    assert spec.parent == (run.spec.run_id, "call_d") and spec.max_iterations == 50
     session = await harness.app.store.sessions.get_session(spec.session_id)
     assert session is not None
-    assert (session["kind"], session["parent_session_id"]) == ("delegate", ran.spec.session_id)
+    assert (session["kind"], session["parent_session_id"]) == ("delegate", run.spec.session_id)
 
 
 async def test_failing_child_does_not_hide_others(harness: Harness, server: ModelServer) -> None:
@@ -160,8 +160,8 @@ async def test_delegation_rejects_invalid_arguments(
 async def test_child_cannot_delegate(harness: Harness, server: ModelServer) -> None:
     offer(harness, tool("look"))
     script_model(server, delegate("again"), again=[Reply(tool_calls=[delegate("deeper")]), Reply(text="No.")])
-    ran = await harness.run(server, persist=True)
-    rows = await harness.rows(f"delegate_{results(ran)[0]['child_run_id'][4:]}")
+    run = await harness.run(server, persist=True)
+    rows = await harness.rows(f"delegate_{results(run)[0]['child_run_id'][4:]}")
     assert "unknown_tool" in str(next(row.content for row in rows if row.role == "tool"))
 
 
@@ -180,15 +180,22 @@ async def test_child_shares_workspace_and_grants_of_parent(
     seen: list[tuple[Any, ...]] = []
 
     async def look(ctx: ToolContext, _: Json) -> Json:
-        world = ctx.resources
-        seen.append((await world.sandbox(), id(world.session.granted), id(world.session.folders), world.session.yolo))
-        world.session.yolo = True
+        resources = ctx.resources
+        seen.append(
+            (
+                await resources.sandbox(),
+                id(resources.session.granted),
+                id(resources.session.folders),
+                resources.session.yolo,
+            )
+        )
+        resources.session.yolo = True
         return {"ok": True}
 
     offer(harness, tool("look", look, **reading()))
     script_model(server, Call("look"), delegate("look"), look=[Reply(tool_calls=[Call("look")]), Reply(text="Seen.")])
-    ran = await harness.run(server, source=source, persist=True, owner="me")
-    assert ran.final["type"] == "run.completed"
+    run = await harness.run(server, source=source, persist=True, owner="me")
+    assert run.final["type"] == "run.completed"
     (sandbox, *leave, before), (of_child, *of_childs_leave, after) = seen
     assert of_child is sandbox and of_childs_leave == leave and (before, after) == (False, True)
 
@@ -217,12 +224,12 @@ async def test_cancelling_parent_cancels_children(
     await started.wait()
     await running.wait_for("subagent.finished")
     await running.control("cancel", reason=reason)
-    ran = await running.end()
-    assert (ran.final["type"], ran.final["reason"]) == ("run.cancelled", reason)
-    assert {event["status"] for event in ran.events_of("subagent.finished")} == {"completed", "cancelled"}
-    assert ran.event("tool.finished")["status"] == "interrupted"
+    run = await running.end()
+    assert (run.final["type"], run.final["reason"]) == ("run.cancelled", reason)
+    assert {event["status"] for event in run.events_of("subagent.finished")} == {"completed", "cancelled"}
+    assert run.event("tool.finished")["status"] == "interrupted"
     if persist:
-        events = await harness.engine.durable(child_id(ran.spec.run_id))
+        events = await harness.engine.durable(child_id(run.spec.run_id))
         assert (events[-1].type, events[-1].data["reason"]) == ("run.cancelled", reason)
     await nothing_left(server)
 
@@ -230,9 +237,9 @@ async def test_cancelling_parent_cancels_children(
 async def test_parent_deadline_applies_to_children(harness: Harness, server: ModelServer) -> None:
     offer(harness, waiting(asyncio.Event()))
     script_model(server, delegate("wait"), wait=[Reply(tool_calls=[Call("wait")])])
-    ran = await harness.run(server, persist=True, deadline_seconds=0.3)
-    assert ran.final["failure"] == "deadline"
-    record = await harness.engine.get(child_id(ran.spec.run_id))
+    run = await harness.run(server, persist=True, deadline_seconds=0.3)
+    assert run.final["failure"] == "deadline"
+    record = await harness.engine.get(child_id(run.spec.run_id))
     assert record is not None and record.spec.deadline_seconds is not None and record.spec.deadline_seconds < 0.3
     assert record.state.failure == "deadline"
 
@@ -244,32 +251,32 @@ async def test_cancelled_child_is_reported(harness: Harness, server: ModelServer
     running = await harness.begin(harness.spec(server, persist=True))
     await started.wait()
     assert await harness.engine.control(child_id(running.run_id), Control("cancel")) == "applied"
-    ran = await running.end()
-    assert results(ran)[0]["status"] == "cancelled" and ran.final["type"] == "run.completed"
+    run = await running.end()
+    assert results(run)[0]["status"] == "cancelled" and run.final["type"] == "run.completed"
 
 
 # ---- questions of a child
 
 
-def asking(said: list[str]) -> ToolDef:
+def asking(texts: list[str]) -> ToolDef:
     async def act(ctx: ToolContext, _: Json) -> Json:
         request = ApprovalRequest(ctx.call_id, "command", "rm -r x", "It deletes.", ("delete",), ("once", "deny"))
-        said.append((await ctx.asking.approve(request)).choice)
-        return {"ok": said[-1] != "deny"}
+        texts.append((await ctx.asking.approve(request)).choice)
+        return {"ok": texts[-1] != "deny"}
 
     return tool("act", act)
 
 
-async def start_asking_child(harness: Harness, server: ModelServer, said: list[str], **fields: Any) -> Any:
-    offer(harness, asking(said))
+async def start_asking_child(harness: Harness, server: ModelServer, texts: list[str], **fields: Any) -> Any:
+    offer(harness, asking(texts))
     script_model(server, delegate("act"), act=[Reply(tool_calls=[Call("act")]), Reply(text="Acted.")])
     return await harness.begin(harness.spec(server, persist=True, answerable=True, **fields))
 
 
 @pytest.mark.parametrize("named", [True, False])
 async def test_child_approval_is_answered_in_parent_log(harness: Harness, server: ModelServer, named: bool) -> None:
-    said: list[str] = []
-    running = await start_asking_child(harness, server, said)
+    texts: list[str] = []
+    running = await start_asking_child(harness, server, texts)
     request = await running.wait_for("approval.requested")
     assert request["path"] == [child_id(running.run_id)] and request["call_id"] == "call_d"
     assert (request["kind"], request["subject"], request["rules"]) == ("command", "rm -r x", ["delete"])
@@ -277,38 +284,38 @@ async def test_child_approval_is_answered_in_parent_log(harness: Harness, server
     assert record is not None and record.state.status == "waiting_for_approval"
     which = {"id": request["approval_id"]} if named else {}
     assert await running.control("approve", choice="once", comment="go on", **which) == "applied"
-    ran = await running.end()
-    assert said == ["once"]
-    resolved = ran.event("approval.resolved")
+    run = await running.end()
+    assert texts == ["once"]
+    resolved = run.event("approval.resolved")
     assert (resolved["approval_id"], resolved["choice"]) == (request["approval_id"], "once")
     assert (resolved["by"], resolved["comment"]) == ("user", "go on")
 
 
 async def test_child_approval_answered_at_child_is_closed_in_parent_log(harness: Harness, server: ModelServer) -> None:
-    said: list[str] = []
-    running = await start_asking_child(harness, server, said)
+    texts: list[str] = []
+    running = await start_asking_child(harness, server, texts)
     request = await running.wait_for("approval.requested")
     answer = Control("approve", {"id": request["approval_id"], "choice": "deny"})
     assert await harness.engine.control(child_id(running.run_id), answer) == "applied"
     assert await running.wait_for("approval.resolved")
     assert await running.control("approve", id=request["approval_id"], choice="once") == "already_resolved"
-    ran = await running.end()
-    assert said == ["deny"] and ran.event("approval.resolved")["choice"] == "deny"
+    run = await running.end()
+    assert texts == ["deny"] and run.event("approval.resolved")["choice"] == "deny"
 
 
 async def test_child_approval_is_denied_when_parent_is_interrupted(harness: Harness, server: ModelServer) -> None:
     running = await start_asking_child(harness, server, [])
     await running.wait_for("approval.requested")
     await running.control("cancel")
-    ran = await running.end()
-    assert (ran.event("approval.resolved")["choice"], ran.event("approval.resolved")["by"]) == ("deny", "interrupt")
+    run = await running.end()
+    assert (run.event("approval.resolved")["choice"], run.event("approval.resolved")["by"]) == ("deny", "interrupt")
 
 
 async def test_child_approval_timeout(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness({"approvals": {"timeout": 0.05}})
-    said: list[str] = []
-    ran = await (await start_asking_child(harness, server, said)).end()
-    assert said == ["deny"] and ran.event("approval.resolved")["by"] == "timeout"
+    texts: list[str] = []
+    run = await (await start_asking_child(harness, server, texts)).end()
+    assert texts == ["deny"] and run.event("approval.resolved")["by"] == "timeout"
 
 
 # ---- found again
@@ -340,19 +347,19 @@ async def begin(child: Left) -> None:
     await child.add(started, rows=[row], session={"id": session, "source": "subagent", "kind": "delegate"})
 
 
-@pytest.mark.parametrize("begun", ["no", "started", "at work"])
-async def test_delegation_resumes_child_after_crash(harness: Harness, server: ModelServer, begun: str) -> None:
+@pytest.mark.parametrize("progress", ["no", "started", "at work"])
+async def test_delegation_resumes_child_after_crash(harness: Harness, server: ModelServer, progress: str) -> None:
     offer(harness)
     server.handler = lambda request: (
         Reply(text="Three.") if request.turns[-1].text == "count" else Reply(text="All done.")
     )
     left = await left_with_a_call(harness, server)
-    if begun != "no":
+    if progress != "no":
         child = await left_child(harness, server, left)
-        if begun == "at work":
+        if progress == "at work":
             await begin(child)
-    taken = await harness.engine.resume_all()
-    assert left.spec.run_id in taken
+    resumed = await harness.engine.resume_all()
+    assert left.spec.run_id in resumed
     events = await left.log()
     assert [event["type"] for event in events if event["type"].startswith("subagent.")] == [
         "subagent.started",
@@ -367,14 +374,16 @@ async def test_delegation_resumes_child_after_crash(harness: Harness, server: Mo
     assert len(asked_of_child) == 1
 
 
-@pytest.mark.parametrize("told", [True, False])
-async def test_finished_child_is_not_run_again_after_crash(harness: Harness, server: ModelServer, told: bool) -> None:
+@pytest.mark.parametrize("is_reported", [True, False])
+async def test_finished_child_is_not_run_again_after_crash(
+    harness: Harness, server: ModelServer, is_reported: bool
+) -> None:
     offer(harness)
     server.handler = lambda _: Reply(text="Three.", usage={"input": 10, "output": 5})
     left = await left_with_a_call(harness, server)
     child = await left_child(harness, server, left)
     ended = await harness.carry_out(child.spec.replace(user_message="count"))
-    if told:
+    if is_reported:
         end = {"call_id": "call_d", "child_run_id": child.spec.run_id, "status": "completed", "chars": 6, "steps": 1}
         await left.add(left.event("subagent.finished", **end, usage=ended.final["usage"]))
     events = await left.taken_up()

@@ -70,25 +70,25 @@ async def test_script_runs_in_shell_cwd(tool_session: ToolSession) -> None:
 
 async def test_long_script_output_is_truncated(tool_session: ToolSession) -> None:
     text = "import sys\nfor n in range(100000): print(f'{n:05}')\nprint('e' * 1000000, file=sys.stderr)"
-    ran = await tool_session.run(script(text))
-    [answer] = ran.tool_results()
+    run = await tool_session.run(script(text))
+    [answer] = run.tool_results()
     head, _, tail = answer["stdout"].partition("\n[… ")
     dropped, _, tail = tail.partition(" characters left out …]\n")
     assert (len(head) + len(tail) + int(dropped), len(head) + len(tail) <= 50_000) == (600_000, True)
     assert len(head) == (len(head) + len(tail)) * 2 // 5
     assert head.startswith("00000\n") and tail.endswith("99999\n")
     assert "characters left out" in answer["stderr"]
-    assert {event["stream"] for event in ran.events_of("tool.output")} == {"stdout", "stderr", "info"}
+    assert {event["stream"] for event in run.events_of("tool.output")} == {"stdout", "stderr", "info"}
 
 
 async def test_script_timeout(tool_session: ToolSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_tool.limits, "CODE_S_MAX", 2.0)
     mark = new_mark()
     text = f"import os; print('so far'); os.system('sleep {mark}')"
-    ran = await tool_session.run(script(text))
-    [answer] = ran.tool_results()
+    run = await tool_session.run(script(text))
+    [answer] = run.tool_results()
     assert (answer["status"], answer["exit_code"], answer["stdout"]) == ("timeout", 124, "so far\n")
-    assert ran.event("tool.finished")["status"] == "timeout"
+    assert run.event("tool.finished")["status"] == "timeout"
     assert running(mark) == [] and tool_session.left_over() == []
 
 
@@ -97,19 +97,19 @@ async def test_script_timeout(tool_session: ToolSession, monkeypatch: pytest.Mon
 
 async def test_script_tool_calls_are_recorded(tool_session: ToolSession) -> None:
     text = "from hermes_tools import terminal\nfor n in (1, 2): print(terminal(f'echo {n}; exit {n}'))"
-    ran = await tool_session.run(script(text), persist=True)
-    [answer] = ran.tool_results()
-    said = [
+    run = await tool_session.run(script(text), persist=True)
+    [answer] = run.tool_results()
+    payloads = [
         json.loads(line.replace("'", '"').replace("None", "null").replace("False", "false"))
         for line in answer["stdout"].splitlines()
     ]
-    assert [(one["output"], one["exit_code"]) for one in said] == [("1\n", 1), ("2\n", 2)]
+    assert [(one["output"], one["exit_code"]) for one in payloads] == [("1\n", 1), ("2\n", 2)]
     assert answer["calls"] == 2
-    begun = [(event["call_id"], event["name"], event["parent_call_id"]) for event in ran.events_of("tool.started")]
+    entries = [(event["call_id"], event["name"], event["parent_call_id"]) for event in run.events_of("tool.started")]
     inner = [("call_x.1", "terminal", "call_x"), ("call_x.2", "terminal", "call_x")]
-    assert begun == [("call_x", "execute_code", None), *inner]
+    assert entries == [("call_x", "execute_code", None), *inner]
     ended = [
-        (event["call_id"], event["parent_call_id"], event["row"] is None) for event in ran.events_of("tool.finished")
+        (event["call_id"], event["parent_call_id"], event["row"] is None) for event in run.events_of("tool.finished")
     ]
     assert ended == [("call_x.1", "call_x", True), ("call_x.2", "call_x", True), ("call_x", None, False)]
     rows = await tool_session.harness.rows("s1")
@@ -156,9 +156,9 @@ async def test_script_tool_calls_pass_every_guard(make_harness: MakeHarness, ser
     asked = await under_way.wait_for("approval.requested")
     assert (asked["call_id"], asked["kind"], asked["subject"]) == ("call_x.2", "command", "rm -r build")
     await under_way.control("approve", id=asked["approval_id"], choice="once")
-    ran = await under_way.end()
-    assert ran.tool_results()[0]["stdout"] == "blocked\nok\n"
-    assert [event["by"] for event in ran.events_of("approval.resolved")] == ["rule", "user"]
+    run = await under_way.end()
+    assert run.tool_results()[0]["stdout"] == "blocked\nok\n"
+    assert [event["by"] for event in run.events_of("approval.resolved")] == ["rule", "user"]
 
 
 async def test_script_tool_call_limit(tool_session: ToolSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ with ThreadPoolExecutor(8) as pool:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         "nonsense",
         "[]",
@@ -189,16 +189,16 @@ with ThreadPoolExecutor(8) as pool:
         '{"name": "terminal", "arguments": 5}',
     ],
 )
-async def test_script_cannot_forge_tool_protocol(tool_session: ToolSession, said: str) -> None:
+async def test_script_cannot_forge_tool_protocol(tool_session: ToolSession, output: str) -> None:
     text = f"""
 import hermes_tools, socket, gc
 wire = next(o for o in gc.get_objects() if isinstance(o, socket.SocketIO))
-wire.write({said!r}.encode() + b'\\n')
+wire.write({output!r}.encode() + b'\\n')
 print(wire.readinto(bytearray(9)) >= 0)
 """
-    ran = await tool_session.run(script(text))
-    assert ran.tool_results()[0]["stdout"] == "True\n"
-    assert [event["call_id"] for event in ran.events_of("tool.started")] == ["call_x"]
+    run = await tool_session.run(script(text))
+    assert run.tool_results()[0]["stdout"] == "True\n"
+    assert [event["call_id"] for event in run.events_of("tool.started")] == ["call_x"]
 
 
 # ---- leave
@@ -215,8 +215,8 @@ async def test_script_without_sandbox_is_shown_for_approval(
     assert (asked["kind"], asked["choices"]) == ("code", ["once", "session", "deny"])
     assert asked["subject"] == text.replace(KEY, "[redacted]")
     await under_way.control("approve", id=asked["approval_id"], choice=choice)
-    ran = await under_way.end()
-    assert ran.tool_results()[0]["status"] == status
+    run = await under_way.end()
+    assert run.tool_results()[0]["status"] == status
     again = await tool_session.call("execute_code", {"code": text})
     assert again["status"] == ("ok" if choice == "session" else "blocked")
     assert (await tool_session.call("execute_code", {"code": "print(1)"}))["status"] == "blocked"
@@ -229,13 +229,13 @@ async def test_hard_denied_command_in_script_is_not_run(
     make_harness: MakeHarness, server: ModelServer, text: str
 ) -> None:
     tool_session = ToolSession(make_harness, server, "bubblewrap", approvals={"mode": "off", "deny": ["git push"]})
-    ran = await tool_session.run(script(text))
-    assert ran.tool_results()[0]["by"] == "rule" and "tool.started" not in ran.types
+    run = await tool_session.run(script(text))
+    assert run.tool_results()[0]["by"] == "rule" and "tool.started" not in run.types
 
 
 async def test_script_in_sandbox_needs_no_approval(make_harness: MakeHarness, server: ModelServer) -> None:
-    ran = await ToolSession(make_harness, server, "bubblewrap").run(script("print(1)"), answerable=True)
-    assert ran.tool_results()[0]["stdout"] == "1\n" and not ran.events_of("approval.resolved")
+    run = await ToolSession(make_harness, server, "bubblewrap").run(script("print(1)"), answerable=True)
+    assert run.tool_results()[0]["stdout"] == "1\n" and not run.events_of("approval.resolved")
 
 
 # ---- being stopped
@@ -259,10 +259,10 @@ print(terminal('echo inside; sleep {mark}'))
         await under_way.control("interrupt")
         ended = await under_way.until(lambda events: [e for e in events if e["type"] == "tool.finished"], SURELY_S)
         assert (ended[0]["call_id"], ended[0]["status"]) == ("call_x.1", "interrupted")
-        ran = await under_way.end()
-    answer = ran.tool_results()[-1]
+        run = await under_way.end()
+    answer = run.tool_results()[-1]
     assert (answer["status"], answer["exit_code"], answer["stdout"]) == ("interrupted", 130, "before\n")
-    assert ran.final["type"] == "run.cancelled"
+    assert run.final["type"] == "run.cancelled"
     assert running(mark) == [] and tool_session.left_over() == []
     await nothing_left(server)
     assert descriptors() <= before
@@ -276,9 +276,9 @@ from hermes_tools import terminal
 threading.Thread(target=terminal, args=('touch here; sleep {mark}',), daemon=True).start()
 while not os.path.exists('here'): time.sleep(0.01)
 """
-    ran = await tool_session.run(script(text))
-    assert ran.tool_results()[0]["status"] == "ok"
-    assert [(e["call_id"], e["status"]) for e in ran.events_of("tool.finished")] == [
+    run = await tool_session.run(script(text))
+    assert run.tool_results()[0]["status"] == "ok"
+    assert [(e["call_id"], e["status"]) for e in run.events_of("tool.finished")] == [
         ("call_x.1", "interrupted"),
         ("call_x", "ok"),
     ]

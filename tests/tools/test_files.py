@@ -35,9 +35,9 @@ IS_ROOT = os.getuid() == 0
 
 @pytest.fixture
 def file_tools(tmp_path: Path) -> Iterator[FileTools]:
-    made = FileTools(tmp_path)
-    yield made
-    made.threads.close()
+    file_tools = FileTools(tmp_path)
+    yield file_tools
+    file_tools.threads.close()
 
 
 def sha(data: bytes) -> str:
@@ -89,14 +89,14 @@ def test_read_file_slice_property(text: str, offset: int, tmp_path_factory: Any)
     with path.open("rb") as file:
         lines = Lines(file, threading.Event())
         lines.skip_to(offset)
-        got = []
+        texts = []
         while lines.number >= offset and (raw := lines.next()):
-            assert lines.last == offset + len(got)
-            got.append(raw.decode())
+            assert lines.last == offset + len(texts)
+            texts.append(raw.decode())
         digest = lines.finish()
     whole = text.split("\n")
     expected = [line + "\n" for line in whole[:-1]] + ([whole[-1]] if whole[-1] else [])
-    assert got == expected[offset - 1 :]
+    assert texts == expected[offset - 1 :]
     assert lines.last == len(expected) and digest == sha(text.encode())
 
 
@@ -258,11 +258,11 @@ async def test_secret_is_redacted_anywhere_in_file(file_tools: FileTools, filler
         seen += [*lines * (n % 7), mark]
     file_tools.put("f", "\n".join(whole) + "\n")
     seen = [line if len(line) <= LINE_CHARS_MAX else line[:LINE_CHARS_MAX] + " […]" for line in seen]
-    got: list[str] = []
-    while len(got) < len(seen):
-        content = (await file_tools.call(READ, path="f", offset=len(got) + 1, limit=READ_LINES_MAX))["content"]
-        got += [line.partition("|")[2] for line in content.split("\n")]
-    assert got == seen
+    texts: list[str] = []
+    while len(texts) < len(seen):
+        content = (await file_tools.call(READ, path="f", offset=len(texts) + 1, limit=READ_LINES_MAX))["content"]
+        texts += [line.partition("|")[2] for line in content.split("\n")]
+    assert texts == seen
 
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n" * 5 + "-----END RSA PRIVATE KEY-----\n"
@@ -498,10 +498,10 @@ async def test_reconcile_without_digests_is_unclear(file_tools: FileTools) -> No
     ],
 )
 def test_syntax_diagnostics_name_position(name: str, content: str, place: tuple[int, int] | None) -> None:
-    found = diagnostics(name, content.encode())
-    assert found is not None
-    assert [(fault["line"], fault["column"]) for fault in found] == ([] if place is None else [place])
-    assert all(fault["message"] for fault in found)
+    faults = diagnostics(name, content.encode())
+    assert faults is not None
+    assert [(fault["line"], fault["column"]) for fault in faults] == ([] if place is None else [place])
+    assert all(fault["message"] for fault in faults)
 
 
 async def test_write_file_with_syntax_error_is_written(file_tools: FileTools) -> None:
@@ -534,12 +534,12 @@ async def test_model_reads_writes_patches_and_searches(make_harness: MakeHarness
         Call("write_file", {"path": "b.txt", "content": "new"}),
     ]
     server.script = [*(Reply(tool_calls=[call]) for call in calls), Reply(text="Done.")]
-    ran = await harness.run(server)
-    read, patched, searched, written = ran.tool_results()
+    run = await harness.run(server)
+    read, patched, searched, written = run.tool_results()
     assert read["content"] == "1|one\n2|«redacted:credential»"
     assert patched["matched_by"] == "exact" and searched["matches"][0]["text"] == "two" and written["created"]
-    assert TOKEN not in str(ran.events) and TOKEN in path.read_text()
-    digests = [(event.get("before"), event.get("after")) for event in ran.events_of("tool.started")]
+    assert TOKEN not in str(run.events) and TOKEN in path.read_text()
+    digests = [(event.get("before"), event.get("after")) for event in run.events_of("tool.started")]
     assert digests[0] == (None, None) and digests[3] == (
         {str(harness.home.workspace / "b.txt"): None},
         {str(harness.home.workspace / "b.txt"): sha(b"new")},

@@ -55,8 +55,8 @@ def size_of(part: Any) -> tuple[int, int]:
 )
 def test_inline_images_are_scaled_down(size: tuple[int, int], mode: str, smaller: tuple[int, int]) -> None:
     before = message(WORDS, picture(*size, mode))
-    ((words, after),) = [images.shrink_images([before])[0]["content"]]
-    assert (words, size_of(after), after["image_url"]["detail"]) == (WORDS, smaller, "low")
+    ((note, after),) = [images.shrink_images([before])[0]["content"]]
+    assert (note, size_of(after), after["image_url"]["detail"]) == (WORDS, smaller, "low")
     assert size_of(before["content"][1]) == size, "the stored message is not touched"
 
 

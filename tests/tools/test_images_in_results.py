@@ -46,9 +46,9 @@ async def turn(
     harness: Harness, server: ModelServer, *steps: list[Call], protocol: Protocol = "chat", **more: Any
 ) -> CompletedRun:
     server.script = [*(Reply(tool_calls=calls) for calls in steps), Reply(text="Done.", continues=False)]
-    ran = await harness.run(server, protocol=protocol, workdir=None, **more)
-    assert ran.result["final_response"] == "Done."
-    return ran
+    run = await harness.run(server, protocol=protocol, workdir=None, **more)
+    assert run.result["final_response"] == "Done."
+    return run
 
 
 def read(name: str) -> list[Call]:
@@ -57,29 +57,29 @@ def read(name: str) -> list[Call]:
 
 def image_urls(request: Request) -> list[str]:
     """The images that a model was sent, wherever its protocol puts them."""
-    found: list[str] = []
+    urls: list[str] = []
 
     def walk(value: Any) -> None:
         if isinstance(value, dict) and value.get("type") == "image_url":
-            found.append(value["image_url"]["url"])
+            urls.append(value["image_url"]["url"])
         elif isinstance(value, dict) and value.get("type") == "input_image":
-            found.append(value["image_url"])
+            urls.append(value["image_url"])
         elif isinstance(value, dict) and value.get("type") == "image":
-            found.append(f"data:{value['source']['media_type']};base64,{value['source']['data']}")
+            urls.append(f"data:{value['source']['media_type']};base64,{value['source']['data']}")
         else:
             for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
                 walk(item)
 
     walk(request.body)
-    return found
+    return urls
 
 
 def decoded(url: str) -> bytes:
     return base64.b64decode(url.partition(",")[2])
 
 
-def results(ran: CompletedRun) -> list[Any]:
-    return [message["content"] for message in ran.result["messages"] if message["role"] == "tool"]
+def results(run: CompletedRun) -> list[Any]:
+    return [message["content"] for message in run.result["messages"] if message["role"] == "tool"]
 
 
 # ---- read_file
@@ -89,14 +89,14 @@ def results(ran: CompletedRun) -> list[Any]:
 async def test_read_file_shows_image_to_model(harness: Harness, server: ModelServer, protocol: Protocol) -> None:
     harness.offer(files.READ)
     put(harness, box=PICTURE)
-    ran = await turn(harness, server, read("box"), protocol=protocol)
+    run = await turn(harness, server, read("box"), protocol=protocol)
     assert image_urls(server.requests[-1]) == [data_url(PICTURE)]
-    [content] = results(ran)
+    [content] = results(run)
     assert [part["type"] for part in content] == ["text", "image_url"]
     answer = json.loads(content[0]["text"])
     assert (answer["path"], answer["type"], answer["bytes"]) == ("box", "image/png", len(PICTURE))
     assert [text for text in (t.text for t in server.requests[-1].turns) if content[0]["text"] in text]
-    assert ran.event("tool.finished")["chars"] == len(content[0]["text"])
+    assert run.event("tool.finished")["chars"] == len(content[0]["text"])
 
 
 async def test_large_image_is_scaled_and_other_formats_converted(harness: Harness, server: ModelServer) -> None:
@@ -112,8 +112,8 @@ async def test_large_image_is_scaled_and_other_formats_converted(harness: Harnes
 async def test_model_without_vision_gets_file_description(harness: Harness, server: ModelServer, offered: bool) -> None:
     harness.offer(files.READ, *([vision.TOOL] if offered else []))
     put(harness, box=PICTURE)
-    ran = await turn(harness, server, read("box"), model=BLIND)
-    [answer] = answers(ran)
+    run = await turn(harness, server, read("box"), model=BLIND)
+    [answer] = answers(run)
     assert (answer["code"], answer["type"], answer["bytes"]) == ("binary_file", "image/png", len(PICTURE))
     assert ("vision_analyze" in answer["hint"]) is offered
     assert image_urls(server.requests[-1]) == []
@@ -125,18 +125,18 @@ async def test_image_that_cannot_be_shown_is_reported(
     harness.offer(files.READ)
     put(harness, small=PICTURE, large=PICTURE + b"\0", damaged=PICTURE[:45])
     monkeypatch.setattr(vision.limits, "IMAGE_BYTES_MAX", len(PICTURE))
-    ran = await turn(harness, server, [*read("small"), *read("large"), *read("damaged")])
-    small, large, damaged = results(ran)
+    run = await turn(harness, server, [*read("small"), *read("large"), *read("damaged")])
+    small, large, damaged = results(run)
     assert isinstance(small, list)
-    assert [json.loads(told)["code"] for told in (large, damaged)] == ["too_large", "image_unreadable"]
+    assert [json.loads(content)["code"] for content in (large, damaged)] == ["too_large", "image_unreadable"]
 
 
 async def test_script_gets_no_image(harness: Harness, server: ModelServer) -> None:
     harness.offer(files.READ, code.TOOL)
     put(harness, box=PICTURE)
     script = "from hermes_tools import read_file\nprint(read_file(path='box')['code'])"
-    ran = await turn(harness, server, [Call("execute_code", {"code": script})], approvals="off")
-    [answer] = answers(ran)
+    run = await turn(harness, server, [Call("execute_code", {"code": script})], approvals="off")
+    [answer] = answers(run)
     assert answer["stdout"] == "binary_file\n" and image_urls(server.requests[-1]) == []
 
 
@@ -146,10 +146,10 @@ async def test_script_gets_no_image(harness: Harness, server: ModelServer) -> No
 async def test_rows_keep_images_for_next_turn(harness: Harness, server: ModelServer) -> None:
     harness.offer(files.READ)
     put(harness, box=PICTURE)
-    ran = await turn(harness, server, read("box"), persist=True)
-    session = ran.spec.session_id
+    run = await turn(harness, server, read("box"), persist=True)
+    session = run.spec.session_id
     [row] = [row for row in await harness.rows(session) if row.role == "tool"]
-    assert row.content == results(ran)[0]
+    assert row.content == results(run)[0]
     await turn(harness, server, persist=True, session_id=session)
     assert image_urls(server.requests[-1]) == [data_url(PICTURE)]
     await turn(harness, server, persist=True, session_id=session, model=BLIND)
@@ -178,9 +178,9 @@ async def test_image_rejection_continues_without_images(harness: Harness, server
         return Reply(text="Done.", continues=False) if len(request.turns) > 2 else Reply(tool_calls=read("box"))
 
     server.handler = handle
-    ran = await harness.run(server, workdir=None, persist=True)
-    assert ran.result["final_response"] == "Done." and ran.actions() == ["shrink_images", "describe_images"]
-    again = await harness.run(server, persist=True, session_id=ran.spec.session_id)
+    run = await harness.run(server, workdir=None, persist=True)
+    assert run.result["final_response"] == "Done." and run.actions() == ["shrink_images", "describe_images"]
+    again = await harness.run(server, persist=True, session_id=run.spec.session_id)
     assert again.result["final_response"] == "Done.", "the session is not lost"
 
 
@@ -199,8 +199,8 @@ async def test_different_image_of_same_name_is_no_repetition(harness: Harness, s
         return {"seen": True}
 
     harness.offer(tool("look", look, **reading()))
-    ran = await turn(harness, server, *[[Call("look", {})]] * 3)
-    hints = [json.loads(content[0]["text"]).get("hint") for content in results(ran)]
+    run = await turn(harness, server, *[[Call("look", {})]] * 3)
+    hints = [json.loads(content[0]["text"]).get("hint") for content in results(run)]
     assert hints[:2] == [None, None] and "same result" in hints[2]
 
 
@@ -212,8 +212,8 @@ async def test_image_of_spilled_or_failed_result(harness: Harness, server: Model
         return {"text": "long " * 50_000}
 
     harness.offer(tool("look", look, **reading()))
-    ran = await turn(harness, server, [Call("look", {"a": "yes"}), Call("look", {"a": "no"})])
-    spilled, refused = results(ran)
+    run = await turn(harness, server, [Call("look", {"a": "yes"}), Call("look", {"a": "no"})])
+    spilled, refused = results(run)
     assert "spilled" in json.loads(spilled[0]["text"]) and spilled[1]["type"] == "image_url"
     assert json.loads(refused)["code"] == "not_found"
 
@@ -231,8 +231,8 @@ async def test_steer_is_added_to_text_of_image_result(harness: Harness, server: 
     running = await harness.begin(harness.spec(server, workdir=None))
     await running.control("steer", text="And mind the colour.")
     steered.set()
-    ran = await running.end()
-    [content] = results(ran)
+    run = await running.end()
+    [content] = results(run)
     assert "mind the colour" in content[0]["text"] and content[1]["type"] == "image_url"
 
 
@@ -258,14 +258,14 @@ async def test_responses_store_text_of_image_result(start: Start, home_folder: P
     async with api.post("/v1/responses", {"input": "Look.", "stream": stream}) as response:
         text = await response.text()
         assert response.status == 200 and data_url(PICTURE) not in text
-    told = frames(text)[-2].data["response"] if stream else json.loads(text)
-    async with api.get(f"/v1/responses/{told['id']}") as response:
-        kept = await response.json()
-    for one in (told, kept):
+    answer = frames(text)[-2].data["response"] if stream else json.loads(text)
+    async with api.get(f"/v1/responses/{answer['id']}") as response:
+        body = await response.json()
+    for one in (answer, body):
         [output] = [item["output"] for item in one["output"] if item["type"] == "function_call_output"]
         output = output if isinstance(output, str) else output[0]["text"]
         assert json.loads(output)["type"] == "image/png" and output.endswith("}")
-    async with api.post("/v1/responses", {"input": "Again.", "previous_response_id": told["id"]}) as response:
+    async with api.post("/v1/responses", {"input": "Again.", "previous_response_id": answer["id"]}) as response:
         assert response.status == 200, await response.text()
     assert image_urls(api.model.requests[-1]) == [data_url(PICTURE)]
 
@@ -275,14 +275,14 @@ async def test_responses_store_text_of_image_result(start: Start, home_folder: P
 
 async def test_mcp_images_are_shown_and_kept(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = house_with(make_harness, plain=over_pipes("plain", "stdio"))
-    ran = await turn(harness, server, [Call("mcp_plain_picture", {})])
+    run = await turn(harness, server, [Call("mcp_plain_picture", {})])
     [url] = image_urls(server.requests[-1])
-    [content] = results(ran)
+    [content] = results(run)
     assert "data from outside" in content[0]["text"] and "base64" not in content[0]["text"]
-    [kept] = json.loads(content[0]["text"].split("\n")[1])["files"]
-    assert kept["shown"] is True and Path(kept["path"]).read_bytes() == decoded(url)
-    [kept] = answers(await turn(harness, server, [Call("mcp_plain_picture", {})], model=BLIND))[0]["files"]
-    assert "shown" not in kept and image_urls(server.requests[-1]) == []
+    [file] = json.loads(content[0]["text"].split("\n")[1])["files"]
+    assert file["shown"] is True and Path(file["path"]).read_bytes() == decoded(url)
+    [file] = answers(await turn(harness, server, [Call("mcp_plain_picture", {})], model=BLIND))[0]["files"]
+    assert "shown" not in file and image_urls(server.requests[-1]) == []
 
 
 async def test_mcp_images_are_limited(
@@ -290,8 +290,8 @@ async def test_mcp_images_are_limited(
 ) -> None:
     monkeypatch.setattr(mcp.limits, "MCP_IMAGES_MAX", 2)
     harness = house_with(make_harness, plain=over_pipes("plain", "stdio"))
-    ran = await turn(harness, server, [Call("mcp_plain_album", {"count": 3})])
-    [content] = results(ran)
+    run = await turn(harness, server, [Call("mcp_plain_album", {"count": 3})])
+    [content] = results(run)
     files_kept = json.loads(text_of(content).split("\n")[1])["files"]
     assert [one.get("shown", False) for one in files_kept] == [True, True, False, False]
     assert [Path(one["path"]).read_bytes()[:4] for one in files_kept] == [*[b"\x89PNG"] * 3, b"no i"]
@@ -303,8 +303,8 @@ async def test_mcp_images_are_limited(
 
 async def test_own_mcp_errors_are_not_framed_as_foreign(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = house_with(make_harness, plain=over_pipes("plain", "stdio"))
-    ran = await turn(harness, server, [Call("mcp_plain_add", {"a": "x"}), Call("mcp_plain_fail", {})])
-    ours, theirs = results(ran)
+    run = await turn(harness, server, [Call("mcp_plain_add", {"a": "x"}), Call("mcp_plain_fail", {})])
+    ours, theirs = results(run)
     assert json.loads(ours)["code"] == "invalid_arguments"
     assert "data from outside" in theirs
 
@@ -319,10 +319,10 @@ async def test_tool_round_errors_have_hint(harness: Harness, server: ModelServer
 
     harness.offer(tool("fall", fall, **reading()), tool("wait", wait, timeout_s=0.01, **reading()))
     calls = [Call("fall", {}), Call("wait", {}), Call("fall", {"b": 1}), Call("fall", "[1]")]
-    ran = await turn(harness, server, calls)
-    found = [json.loads(content) for content in results(ran)]
-    assert [answer["code"] for answer in found] == ["tool_crashed", "timeout", *["invalid_arguments"] * 2]
-    assert all(answer["hint"].endswith(".") for answer in found)
+    run = await turn(harness, server, calls)
+    payloads = [json.loads(content) for content in results(run)]
+    assert [answer["code"] for answer in payloads] == ["tool_crashed", "timeout", *["invalid_arguments"] * 2]
+    assert all(answer["hint"].endswith(".") for answer in payloads)
 
 
 async def test_repetition_hint_is_appended_to_tool_hint(harness: Harness, server: ModelServer) -> None:

@@ -73,16 +73,16 @@ async def turn(harness: Harness, server: ModelServer, *calls: Call, **fields: An
     return await harness.run(server, **fields)
 
 
-def unframed(ran: CompletedRun) -> list[Json]:
+def unframed(run: CompletedRun) -> list[Json]:
     """The answers of the tools, out of their frames."""
-    contents = [text_of(m["content"]) for m in ran.result["messages"] if m["role"] == "tool"]
+    contents = [text_of(m["content"]) for m in run.result["messages"] if m["role"] == "tool"]
     return [json.loads(c.split("\n", 1)[1].rsplit("\n", 1)[0] if c.startswith("[") else c) for c in contents]
 
 
 async def answer(harness: Harness, server: ModelServer, name: str, **fields: Any) -> Json:
     args = fields.pop("args", {})
-    [found] = unframed(await turn(harness, server, Call(name, args), **fields))
-    return found
+    [result] = unframed(await turn(harness, server, Call(name, args), **fields))
+    return result
 
 
 def model_functions(server: ModelServer) -> dict[str, Json]:
@@ -104,23 +104,23 @@ async def test_mcp_tools_are_offered_and_callable(
     calls = [Call("mcp_plain_add", {"a": 1, "b": 2}), Call("mcp_plain_echo", {"text": "hi there " * 4})]
     calls += [Call("mcp_plain_picture"), Call("mcp_plain_fail"), Call("mcp_plain_read_resource")]
     calls += [Call("mcp_plain_read_resource", {"uri": "note://today"})]
-    ran = await turn(harness, server, *calls)
+    run = await turn(harness, server, *calls)
     names = ["add", "album", "echo", "environment", "erase", "fail", "grow", "picture", "read_resource"]
     assert list(model_functions(server)) == [f"mcp_plain_{name}" for name in names]
     assert "'plain', which says of it: Add two numbers." in model_functions(server)["mcp_plain_add"]["description"]
-    assert ran.event("run.started")["tools"] == list(model_functions(server))
-    added, echoed, pictured, failed, listed, read = unframed(ran)
+    assert run.event("run.started")["tools"] == list(model_functions(server))
+    added, echoed, pictured, failed, listed, read = unframed(run)
     assert added == {"structured": {"total": 3}}
     assert echoed == {"structured": {"result": "hi there " * 4}}
-    [kept] = pictured["files"]
-    assert kept["media_type"] == "image/png" and Path(kept["path"]).read_bytes().startswith(b"\x89PNG")
-    assert Path(kept["path"]).stat().st_mode & 0o777 == 0o600
+    [file] = pictured["files"]
+    assert file["media_type"] == "image/png" and Path(file["path"]).read_bytes().startswith(b"\x89PNG")
+    assert Path(file["path"]).stat().st_mode & 0o777 == 0o600
     assert failed["code"] == "tool_crashed" and "'plain' failed" in failed["error"]
     assert [entry["uri"] for entry in listed["resources"]] == ["note://today"]
     assert read == {"text": "Buy milk."}
-    frame = next(m["content"] for m in ran.result["messages"] if m["role"] == "tool" and "hi there" in m["content"])
+    frame = next(m["content"] for m in run.result["messages"] if m["role"] == "tool" and "hi there" in m["content"])
     assert "data from outside" in frame.splitlines()[0]
-    effects = {event["name"]: event["effect"] for event in ran.events_of("tool.started")}
+    effects = {event["name"]: event["effect"] for event in run.events_of("tool.started")}
     assert (effects["mcp_plain_add"], effects["mcp_plain_echo"]) == ("read", "idempotent")
 
 
@@ -133,11 +133,11 @@ async def test_mcp_approval_setting(
 ) -> None:
     harness = house_with(make_harness, plain={"url": website, "approval": mode})
     args = {"add": {"a": 1, "b": 2}, "echo": {"text": "x"}, "erase": {"what": "all"}}
-    ran = await turn(harness, server, *[Call(f"mcp_plain_{name}", given) for name, given in args.items()])
-    codes = [found.get("code") for found in unframed(ran)]
+    run = await turn(harness, server, *[Call(f"mcp_plain_{name}", given) for name, given in args.items()])
+    codes = [result.get("code") for result in unframed(run)]
     assert codes == ["blocked" if name in asked else None for name in args]
-    assert len(ran.events_of("approval.resolved")) == len(asked)
-    assert len(ran.events_of("tool.started")) == 3 - len(asked)
+    assert len(run.events_of("approval.resolved")) == len(asked)
+    assert len(run.events_of("tool.started")) == 3 - len(asked)
 
 
 async def test_mcp_approval_for_session(make_harness: MakeHarness, server: ModelServer, website: str) -> None:
@@ -149,8 +149,8 @@ async def test_mcp_approval_for_session(make_harness: MakeHarness, server: Model
             request = await running.wait_for("approval.requested")
             assert (request["kind"], request["subject"]) == ("mcp", 'plain: erase {"what": "all"}')
             await running.control("approve", choice=choice)
-        [found] = unframed(await running.end())
-        assert found == {"text": "all is gone"}
+        [result] = unframed(await running.end())
+        assert result == {"text": "all is gone"}
 
 
 async def test_mcp_tools_setting_filters_tools(make_harness: MakeHarness, server: ModelServer, website: str) -> None:
@@ -161,10 +161,10 @@ async def test_mcp_tools_setting_filters_tools(make_harness: MakeHarness, server
 
 async def test_mcp_server_is_a_toolset(make_harness: MakeHarness, server: ModelServer, website: str) -> None:
     harness = house_with(make_harness, plain={"url": website}, off={"command": "no", "enabled": False})
-    ran = await turn(harness, server, toolsets=None)
-    assert "mcp_plain_add" in ran.event("run.started")["tools"]
-    ran = await turn(harness, server, toolsets=None, tool_policy=frozenset({"todo"}))
-    assert "mcp_plain_add" not in ran.event("run.started")["tools"]
+    run = await turn(harness, server, toolsets=None)
+    assert "mcp_plain_add" in run.event("run.started")["tools"]
+    run = await turn(harness, server, toolsets=None, tool_policy=frozenset({"todo"}))
+    assert "mcp_plain_add" not in run.event("run.started")["tools"]
     assert [state["name"] for state in harness.app.services.mcp.states()] == ["plain"]
 
 
@@ -185,15 +185,15 @@ async def test_mcp_tool_list_change_applies_to_next_turn(
     make_harness: MakeHarness, server: ModelServer, kind: str
 ) -> None:
     harness = house_with(make_harness, s=over_pipes(kind, *(["stdio"] if kind == "plain" else [])))
-    ran = await turn(harness, server, Call("mcp_s_grow" if kind == "plain" else "mcp_s_change"), session_id="same")
+    run = await turn(harness, server, Call("mcp_s_grow" if kind == "plain" else "mcp_s_change"), session_id="same")
     new = "mcp_s_grown" if kind == "plain" else "mcp_s_changed"
     assert new not in model_functions(server)
     async with asyncio.timeout(20):
         while new not in harness.app.services.mcp.states()[0]["tools"]:
             await asyncio.sleep(0.01)
-    ran = await turn(harness, server, session_id="same")
+    run = await turn(harness, server, session_id="same")
     assert new in model_functions(server)
-    notices = [event["message"] for event in ran.events_of("notice") if event["code"] == "mcp_tools_changed"]
+    notices = [event["message"] for event in run.events_of("notice") if event["code"] == "mcp_tools_changed"]
     assert len(notices) == (1 if kind == "rough" else 0)
     assert not (await turn(harness, server, session_id="same")).events_of("notice")
 
@@ -205,8 +205,8 @@ async def test_mcp_config_change_reconnects(make_harness: MakeHarness, server: M
     harness.configure({**HOUR, "mcp_servers": {"s": over_pipes("rough", env={"NEW": "1"})}})
     assert int((await answer(harness, server, "mcp_s_pid"))["text"]) != first
     harness.configure(HOUR)
-    ran = await turn(harness, server)
-    assert ran.event("run.started")["tools"] == []
+    run = await turn(harness, server)
+    assert run.event("run.started")["tools"] == []
 
 
 async def test_mcp_processes_end_with_app(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -234,9 +234,9 @@ async def test_slow_mcp_server_delays_one_turn(make_harness: MakeHarness, server
     harness.offer()
     harness.toolsets = frozenset({"mcp:mute"})
     began = time.monotonic()
-    ran = await turn(harness, server)
+    run = await turn(harness, server)
     assert time.monotonic() - began >= 0.3
-    assert ran.final["type"] == "run.completed" and ran.event("run.started")["tools"] == []
+    assert run.final["type"] == "run.completed" and run.event("run.started")["tools"] == []
     mute = harness.app.services.mcp._servers["mute"]
     assert mute.state == "connecting"
     # A server that has had its time is not waited for again.
@@ -248,7 +248,7 @@ async def test_slow_mcp_server_delays_one_turn(make_harness: MakeHarness, server
 
 @pytest.mark.usefixtures("swift")
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [
         (over_pipes("rough", "crash"), "there is no configuration"),
         ({"command": "no-such-command-here"}, "No such file"),
@@ -260,19 +260,19 @@ async def test_slow_mcp_server_delays_one_turn(make_harness: MakeHarness, server
     ],
 )
 async def test_mcp_server_is_down_after_five_failures_with_one_notice(
-    make_harness: MakeHarness, server: ModelServer, config: Json, words: str
+    make_harness: MakeHarness, server: ModelServer, config: Json, message: str
 ) -> None:
     harness = house_with(make_harness, s=config)
-    ran = await turn(harness, server, session_id="same")
-    assert ran.final["type"] == "run.completed"
+    run = await turn(harness, server, session_id="same")
+    assert run.final["type"] == "run.completed"
     async with asyncio.timeout(20):
         while (state := harness.app.services.mcp.states()[0])["state"] != "down":
             await asyncio.sleep(0.01)
-    assert words in state["error"]
-    told = [e for r in (ran, await turn(harness, server, session_id="same")) for e in r.events_of("notice")]
-    assert [event["code"] for event in told] == ["mcp_unavailable"] and words in told[0]["message"]
+    assert message in state["error"]
+    notices = [e for r in (run, await turn(harness, server, session_id="same")) for e in r.events_of("notice")]
+    assert [event["code"] for event in notices] == ["mcp_unavailable"] and message in notices[0]["message"]
     again = await harness.app.services.mcp.test("s", harness.app.settings)
-    assert again is not None and words in again["error"]
+    assert again is not None and message in again["error"]
 
 
 @pytest.mark.usefixtures("swift")
@@ -286,8 +286,8 @@ async def test_mcp_server_restarts_after_crash_in_call(make_harness: MakeHarness
 
 async def test_mcp_call_timeout(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = house_with(make_harness, s=over_pipes("rough", timeout=3))
-    ran = await turn(harness, server, Call("mcp_s_hang"))
-    assert ran.event("tool.finished")["status"] == "timeout"
+    run = await turn(harness, server, Call("mcp_s_hang"))
+    assert run.event("tool.finished")["status"] == "timeout"
 
 
 async def test_mcp_call_interrupt(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -296,8 +296,8 @@ async def test_mcp_call_interrupt(make_harness: MakeHarness, server: ModelServer
     running = await harness.begin(harness.spec(server))
     await running.until(lambda events: any(e["type"] == "tool.started" for e in events), timeout=20)
     await running.control("cancel")
-    ran = await running.end(timeout=3)
-    assert ran.final["type"] == "run.cancelled"
+    run = await running.end(timeout=3)
+    assert run.final["type"] == "run.cancelled"
 
 
 @pytest.mark.usefixtures("swift")
@@ -334,12 +334,12 @@ async def test_mcp_tools_over_quarter_of_window_are_omitted_with_notice(
     harness = make_harness({**HOUR, "mcp_servers": {"s": over_pipes("rough", "many")}})
     harness.offer(tool("look"))
     harness.toolsets = frozenset({"x", "mcp:s"})
-    ran = await turn(harness, server)
+    run = await turn(harness, server)
     names = list(model_functions(server))
     assert names[0] == "look" and names[1] == "mcp_s_t000"
     size = sum(len(json.dumps(function)) for function in model_functions(server).values())
     assert 0.8 < size / 3.6 / (32_768 / 4) < 1.2
-    [notice] = ran.events_of("notice")
+    [notice] = run.events_of("notice")
     assert notice["code"] == "mcp_tools_left_out" and "more" in notice["message"]
     assert f"mcp_s_t{len(names) - 1:03}" in notice["message"]
 
@@ -352,18 +352,18 @@ async def test_mcp_endless_tool_list_is_limited(make_harness: MakeHarness, serve
 
 async def test_mcp_false_annotations_are_not_trusted(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = house_with(make_harness, s=over_pipes("rough", "lies", approval="never"))
-    ran = await turn(harness, server)
-    found = model_functions(server)
-    assert all(len(name) <= 64 for name in found) and len(found) == 7
+    run = await turn(harness, server)
+    functions = model_functions(server)
+    assert all(len(name) <= 64 for name in functions) and len(functions) == 7
     [state] = harness.app.services.mcp.states()
     assert set(state["unfit"]) == {"refers", "broken", "big"}
-    assert [event["code"] for event in ran.events_of("notice")] == ["mcp_tools_unfit"]
-    assert "mcp_s_good" in found and len([name for name in found if name.startswith("mcp_s_good")]) == 2
-    assert "Another of the same name" not in found["mcp_s_good"]["description"]
-    assert "> Ignore all previous" in found["mcp_s_orders"]["description"]
-    assert "Ignore" not in json.dumps(found["mcp_s_orders"]["parameters"])
-    assert "anyOf" not in found["mcp_s_scalar"]["parameters"]
-    assert len([name for name in found if name.startswith("mcp_s_read_resource")]) == 2
+    assert [event["code"] for event in run.events_of("notice")] == ["mcp_tools_unfit"]
+    assert "mcp_s_good" in functions and len([name for name in functions if name.startswith("mcp_s_good")]) == 2
+    assert "Another of the same name" not in functions["mcp_s_good"]["description"]
+    assert "> Ignore all previous" in functions["mcp_s_orders"]["description"]
+    assert "Ignore" not in json.dumps(functions["mcp_s_orders"]["parameters"])
+    assert "anyOf" not in functions["mcp_s_scalar"]["parameters"]
+    assert len([name for name in functions if name.startswith("mcp_s_read_resource")]) == 2
 
 
 async def test_missing_mcp_sdk_suggests_install(
@@ -371,8 +371,8 @@ async def test_missing_mcp_sdk_suggests_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "hermes.tools.mcp_link", None)
     harness = house_with(make_harness, s=over_pipes("rough"))
-    ran = await turn(harness, server)
-    [notice] = ran.events_of("notice")
+    run = await turn(harness, server)
+    [notice] = run.events_of("notice")
     assert notice["code"] == "mcp_unavailable" and "hermes install mcp" in notice["message"]
     assert harness.app.services.mcp.states()[0]["state"] == "down"
 
@@ -410,9 +410,9 @@ class RoughSite:
         self.methods.append(method)
         if method == "initialize":
             self.sessions += 1
-            told = {"protocolVersion": "2025-06-18", "serverInfo": {"name": "r", "version": "1"}}
-            told |= {"capabilities": {"tools": {"listChanged": True}}}
-            return self._said(number, told, {"mcp-session-id": f"s{self.sessions}"})
+            result = {"protocolVersion": "2025-06-18", "serverInfo": {"name": "r", "version": "1"}}
+            result |= {"capabilities": {"tools": {"listChanged": True}}}
+            return self._said(number, result, {"mcp-session-id": f"s{self.sessions}"})
         if number is None:
             return web.Response(status=202)
         if method == "tools/list":
@@ -506,10 +506,10 @@ async def test_mcp_header_key_is_not_leaked(
 
     async with site(handle) as url:
         harness = house_with(make_harness, s={"url": url, "headers": {"Authorization": "Bearer sk-very-secret-0001"}})
-        ran = await turn(harness, server)
+        run = await turn(harness, server)
     assert set(seen) == {"Bearer sk-very-secret-0001"}
     assert "with status 401" in harness.app.services.mcp.states()[0]["error"]
-    assert "very-secret" not in json.dumps([ran.events, harness.app.services.mcp.states()]) + caplog.text
+    assert "very-secret" not in json.dumps([run.events, harness.app.services.mcp.states()]) + caplog.text
 
 
 async def test_mcp_redirect_is_checked_by_url_guard(make_harness: MakeHarness, server: ModelServer) -> None:

@@ -26,16 +26,16 @@ def test_mcp_tool_names_are_plain(server: str, tool: str, name: str) -> None:
 
 
 def test_mcp_tool_names_are_short_unique_and_stable() -> None:
-    taken: dict[str, str] = {}
+    names_in_use: dict[str, str] = {}
     asked = [("a", "b_c"), ("a_b", "c"), ("A", "b_c"), ("a", "b-c"), ("s", "x" * 100), ("s", "x" * 101)]
-    given = [names.toolname(server, tool, taken) for server, tool in asked]
+    given = [names.toolname(server, tool, names_in_use) for server, tool in asked]
     assert given[0] == "mcp_a_b_c" and len(set(given)) == len(given)
     assert all(len(name) <= 64 and name.replace("_", "").isalnum() for name in given)
-    assert [names.toolname(server, tool, taken) for server, tool in asked] == given
+    assert [names.toolname(server, tool, names_in_use) for server, tool in asked] == given
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("given", "expected"),
     [
         ({}, {"type": "object", "properties": {}}),
         ({"type": "object", "title": "T", "$schema": "x"}, {"type": "object", "properties": {}}),
@@ -46,8 +46,8 @@ def test_mcp_tool_names_are_short_unique_and_stable() -> None:
         ({"type": "object", "oneOf": [{}], "$ref": "#/$defs/x"}, {"type": "object", "properties": {}}),
     ],
 )
-def test_mcp_schemas_are_sanitised(given: Any, kept: Any) -> None:
-    assert names.schema(given) == kept
+def test_mcp_schemas_are_sanitised(given: Any, expected: Any) -> None:
+    assert names.schema(given) == expected
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,10 @@ def test_unusable_mcp_schemas_are_rejected(given: Any, why: str) -> None:
 
 
 def test_mcp_descriptions_are_truncated_and_marked() -> None:
-    said = names.description("s", "t", "d" * 2000)
-    assert said.startswith("The tool 't' of the MCP server 's', which says of it: ddd") and len(said) < 1_100
+    description = names.description("s", "t", "d" * 2000)
+    assert (
+        description.startswith("The tool 't' of the MCP server 's', which says of it: ddd") and len(description) < 1_100
+    )
     assert names.description("s", "t", None) == "The tool 't' of the MCP server 's'."
     assert names.schema({"description": "d" * 2000})["description"] == "d" * 1024
 
@@ -103,8 +105,8 @@ def test_mcp_result_content() -> None:
     picture = {"type": "image", "mimeType": "image/png", "data": base64.b64encode(b"png").decode()}
     inner = {"type": "resource", "resource": {"uri": "a://b", "text": "inner"}}
     link = {"type": "resource_link", "uri": "a://c", "name": "c", "size": 3}
-    told, blobs = names.answer([{"type": "text", "text": "one"}, picture, inner, link])
-    assert told == {"text": "one\ninner", "resources": [{"uri": "a://c", "name": "c"}]}
+    answer, blobs = names.answer([{"type": "text", "text": "one"}, picture, inner, link])
+    assert answer == {"text": "one\ninner", "resources": [{"uri": "a://c", "name": "c"}]}
     assert blobs == [names.Blob("image/png", b"png")]
     assert names.answer([{"type": "text", "text": '{"a": 1}'}], {"a": 1})[0] == {"structured": {"a": 1}}
     assert names.answer([{"type": "text", "text": "1"}], {"result": 1})[0] == {"structured": {"result": 1}}

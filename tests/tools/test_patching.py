@@ -25,9 +25,9 @@ from .filing import KNOWN, FileTools, Json
 
 @pytest.fixture
 def file_tools(tmp_path: Path) -> Iterator[FileTools]:
-    made = FileTools(tmp_path)
-    yield made
-    made.threads.close()
+    file_tools = FileTools(tmp_path)
+    yield file_tools
+    file_tools.threads.close()
 
 
 # ---- finding
@@ -196,8 +196,8 @@ def test_diff_round_trip_property(old: list[str], new: list[str]) -> None:
     rows = text.split("\n")[2:]
     assert [sum(row.startswith(sign) for row in rows) for sign in "+-"] == [added, removed]
     if old and old != new and len(new) > 0:
-        made = apply_hunks("\n".join(old) + "\n", hunks("\n".join(rows)))[0]
-        assert made == "\n".join(new) + "\n"
+        patched = apply_hunks("\n".join(old) + "\n", hunks("\n".join(rows)))[0]
+        assert patched == "\n".join(new) + "\n"
 
 
 def test_long_diff_is_computed_cheaply() -> None:
@@ -316,20 +316,20 @@ def several(file_tools: FileTools) -> None:
 
 
 def tree(file_tools: FileTools) -> dict[str, tuple[str, int]]:
-    found = (path for path in file_tools.folder.rglob("*") if path.is_file())
-    return {str(p.relative_to(file_tools.folder)): (p.read_text(), stat.S_IMODE(p.stat().st_mode)) for p in found}
+    paths = (path for path in file_tools.folder.rglob("*") if path.is_file())
+    return {str(p.relative_to(file_tools.folder)): (p.read_text(), stat.S_IMODE(p.stat().st_mode)) for p in paths}
 
 
 async def test_patch_several_files_atomically(file_tools: FileTools) -> None:
     several(file_tools)
     answer = await file_tools.call(TOOL, mode="patch", patch=SEVERAL)
-    made = tree(file_tools)
-    assert {name: content for name, (content, _) in made.items()} == {
+    created = tree(file_tools)
+    assert {name: content for name, (content, _) in created.items()} == {
         "a.py": "1\ntwo\n",
         "new/b.py": "def f(:\n",
         "bin/run.sh": "#!/bin/sh\nnew\n",
     }
-    assert made["bin/run.sh"][1] == 0o750 and made["a.py"][1] == 0o750
+    assert created["bin/run.sh"][1] == 0o750 and created["a.py"][1] == 0o750
     assert answer["files"] == [
         {"path": "a.py", "added": 1, "removed": 1},
         {"path": "new/b.py", "added": 1, "removed": 0},

@@ -46,7 +46,7 @@ async def test_background_process_outlives_turn(make_harness: MakeHarness, serve
     first = await started(tool_session, "echo one; until [ -e go ]; do sleep 0.01; done; echo two; exit 3")
     state = await until_said(tool_session, first, "one")
     assert (state["state"], state["exit_code"], state["output"]) == ("running", None, "one\n")
-    assert [found["session_id"] for found in (await process(tool_session, "list"))["processes"]] == [first]
+    assert [process["session_id"] for process in (await process(tool_session, "list"))["processes"]] == [first]
     (tool_session.workspace / "go").touch()
     state = await process(tool_session, "wait", first, timeout=SURELY_S, offset=state["next_offset"])
     assert (state["state"], state["exit_code"], state["output"], state["offset"]) == ("exited", 3, "two\n", 4)
@@ -118,7 +118,7 @@ async def test_background_process_limit(tool_session: ToolSession, monkeypatch: 
     await process(tool_session, "wait", short)
     long = [await started(tool_session, f"sleep {new_mark()}") for _ in range(2)]
     listed = (await process(tool_session, "list"))["processes"]
-    assert [found["session_id"] for found in listed] == long, "one that is over makes room"
+    assert [process_entry["session_id"] for process_entry in listed] == long, "one that is over makes room"
     refused = await tool_session.sh("true", background=True)
     assert (refused["code"], "process" in refused["hint"]) == ("limit_reached", True)
     assert (await tool_session.sh("echo this runs"))["output"] == "this runs\n"
@@ -134,7 +134,7 @@ async def test_background_output_keeps_tail(tool_session: ToolSession) -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "limit", "told"),
+    ("offset", "limit", "expected"),
     [
         (None, 3, ("789", 7, 10, None)),
         (None, 50, ("3456789", 3, 10, 3)),
@@ -144,10 +144,10 @@ async def test_background_output_keeps_tail(tool_session: ToolSession) -> None:
         (99, 2, ("", 10, 10, None)),
     ],
 )
-def test_background_output_slice(offset: int | None, limit: int, told: tuple[Any, ...]) -> None:
-    found = Background("proc_1", "default", "s", "true", None, None, output="3456789", dropped=3)  # type: ignore[arg-type]
-    slice_ = _slice(found, offset, limit)
-    assert (slice_["output"], slice_["offset"], slice_["next_offset"], slice_.get("dropped")) == told
+def test_background_output_slice(offset: int | None, limit: int, expected: tuple[Any, ...]) -> None:
+    background = Background("proc_1", "default", "s", "true", None, None, output="3456789", dropped=3)  # type: ignore[arg-type]
+    slice_ = _slice(background, offset, limit)
+    assert (slice_["output"], slice_["offset"], slice_["next_offset"], slice_.get("dropped")) == expected
 
 
 # ---- being told of the end
@@ -164,11 +164,11 @@ async def test_background_completion_is_told_to_running_turn(tool_session: ToolS
     under_way = await tool_session.begin(Call("terminal", command), replies=more)
     steered = await under_way.wait_for("control.received")
     (tool_session.workspace / "told").touch()
-    ran = await under_way.end()
+    run = await under_way.end()
     assert (steered["control"], steered["by"]) == ("steer", "process")
-    assert ran.event("steer.applied")["where"] == "call_w"
-    said = ran.result["messages"][-2]["content"]
-    assert "has ended with exit code 4" in said
+    assert run.event("steer.applied")["where"] == "call_w"
+    content = run.result["messages"][-2]["content"]
+    assert "has ended with exit code 4" in content
 
 
 async def test_background_completion_is_notice_of_next_turn(tool_session: ToolSession) -> None:
@@ -178,15 +178,15 @@ async def test_background_completion_is_notice_of_next_turn(tool_session: ToolSe
     async with asyncio.timeout(SURELY_S):
         while not on_desk.notices:
             await asyncio.sleep(0.01)
-    ran = await tool_session.run(Call("process", {"action": "list"}))
-    notice = ran.event("notice")
+    run = await tool_session.run(Call("process", {"action": "list"}))
+    notice = run.event("notice")
     assert (notice["code"], one in notice["message"]) == ("process_ended", True)
     assert (await tool_session.run(Call("process", {"action": "list"}))).events_of("notice") == []
 
 
 async def test_background_process_keeps_no_turn_in_memory(tool_session: ToolSession, harness: Harness) -> None:
     await started(tool_session, f"sleep {new_mark()}", notify_on_complete=True)
-    [found] = tool_session.harness.app.services.outside.processes.of("default", "s1")
-    assert found.task is not None
-    frame = found.task.get_coro().cr_frame  # type: ignore[union-attr]
+    [background] = tool_session.harness.app.services.outside.processes.of("default", "s1")
+    assert background.task is not None
+    frame = background.task.get_coro().cr_frame  # type: ignore[union-attr]
     assert not any(type(value).__name__ in ("ToolContext", "World") for value in frame.f_locals.values())

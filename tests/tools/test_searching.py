@@ -43,10 +43,10 @@ class LocalWithoutRipgrep(NoRipgrep, Local):
 @pytest.fixture(params=[pytest.param("rg", marks=needs_rg), "plain"])
 def file_tools(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileTools]:
     """A workspace on a machine with ripgrep, and one without."""
-    made = FileTools(tmp_path)
-    made.resources.make = Local if request.param == "rg" else LocalWithoutRipgrep
-    yield made
-    made.threads.close()
+    file_tools = FileTools(tmp_path)
+    file_tools.resources.make = Local if request.param == "rg" else LocalWithoutRipgrep
+    yield file_tools
+    file_tools.threads.close()
 
 
 async def search(file_tools: FileTools, pattern: str, **args: Any) -> Json:
@@ -82,14 +82,14 @@ async def test_search_pagination_has_no_gap(file_tools: FileTools) -> None:
         file_tools.put(name, "x 1\nx 2\nno\nx 3\n")
     whole = (await search(file_tools, "x"))["matches"]
     assert len(whole) == 9
-    got: list[Json] = []
+    matches: list[Json] = []
     offset: int | None = 0
     while offset is not None:
         answer = await search(file_tools, "x", offset=offset, limit=2)
         assert answer["total"] == 9 and answer["truncated"] == (answer["next_offset"] is not None)
-        got += answer["matches"]
+        matches += answer["matches"]
         offset = answer["next_offset"]
-    assert got == whole
+    assert matches == whole
     answer = await search(file_tools, "x", offset=9)
     assert answer["matches"] == [] and answer["next_offset"] is None
 
@@ -412,12 +412,12 @@ async def test_search_with_and_without_ripgrep_agree_property(
     given = dict(args)
     if given.pop("git", False) and (file_tools.folder / "a").is_dir():
         (file_tools.folder / "a/.git").mkdir(exist_ok=True)
-    found = []
+    results = []
     for make in (Local, LocalWithoutRipgrep):
         file_tools.resources.make = make
         content = await search(file_tools, pattern or "x?", **given)
         names = await search(file_tools, "*", target="files", **{k: v for k, v in given.items() if k != "context"})
-        found.append((content, names))
+        results.append((content, names))
     file_tools.threads.close()
-    assert found[0] == found[1]
+    assert results[0] == results[1]
     shutil.rmtree(folder)

@@ -16,11 +16,11 @@ from .turns import tool_answers
 SAID = [("user", "Where is the red fox?"), ("assistant", "In the wood."), ("user", "Thank you."), ("assistant", "Bye.")]
 
 
-async def add_session(harness: Harness, session_id: str, *said: tuple[str, str], **fields: Any) -> list[int]:
+async def add_session(harness: Harness, session_id: str, *messages: tuple[str, str], **fields: Any) -> list[int]:
     """A conversation of the past; the ids of its messages."""
     sessions = harness.app.store.sessions
     await sessions.create_session(session_id, "cli", **fields)
-    return [await sessions.append_message(session_id, role, text) for role, text in said or SAID]
+    return [await sessions.append_message(session_id, role, text) for role, text in messages or SAID]
 
 
 async def search(harness: Harness, server: ModelServer, *arguments: Json, **fields: Any) -> list[Json]:
@@ -42,10 +42,10 @@ async def test_session_search_hits_with_context(harness: Harness, server: ModelS
 async def test_session_search_excludes_running_session(harness: Harness, server: ModelServer, persist: bool) -> None:
     await add_session(harness, "past")
     await add_session(harness, "now")
-    found, mine, recent = await search(
+    hits, mine, recent = await search(
         harness, server, {"query": "fox"}, {"session_id": "now"}, {}, session_id="now", persist=persist, history=None
     )
-    assert [hit["session_id"] for hit in found["hits"]] == ["past"]
+    assert [hit["session_id"] for hit in hits["hits"]] == ["past"]
     assert mine["code"] == "not_found"
     assert [session["session_id"] for session in recent["sessions"]] == ["past"]
 
@@ -58,8 +58,8 @@ async def test_session_search_is_scoped_to_owner(
     harness: Harness, server: ModelServer, owner: str, key: str | None
 ) -> None:
     ids = {}
-    for number, (whose, where) in enumerate(SCOPES):
-        ids[whose, where] = await add_session(harness, f"s{number}", owner=whose, session_key=where)
+    for number, (owner_name, where) in enumerate(SCOPES):
+        ids[owner_name, where] = await add_session(harness, f"s{number}", owner=owner_name, session_key=where)
     mine = f"s{SCOPES.index((owner, key))}"
     calls: list[Json] = [{"query": "fox"}, {}, {"session_id": mine, "around_message_id": ids[owner, key][1]}]
     for number, scope in enumerate(SCOPES):
@@ -67,8 +67,8 @@ async def test_session_search_is_scoped_to_owner(
         calls += [{"session_id": f"s{number}", "around_message_id": ids[scope][0]}]
     # The id of a message of another session is no way to it either.
     calls += [{"session_id": mine, "around_message_id": ids[scope][0]} for scope in SCOPES if scope != (owner, key)]
-    found, recent, window, *others = await search(harness, server, *calls, owner=owner, session_key=key)
-    assert {hit["session_id"] for hit in found["hits"]} == {mine}
+    hits, recent, window, *others = await search(harness, server, *calls, owner=owner, session_key=key)
+    assert {hit["session_id"] for hit in hits["hits"]} == {mine}
     assert [session["session_id"] for session in recent["sessions"]] == [mine]
     assert len(window["messages"]) == 4
     seen = [n for n, answer in enumerate(others) if "error" not in answer]
@@ -85,12 +85,12 @@ async def test_session_search_hits_of_others_do_not_hide_own(
     await add_session(
         harness, "mine", ("user", "There was once a very small fox in a very large wood, and nobody saw it.")
     )
-    [found, recent] = await search(harness, server, {"query": "fox"}, {})
-    assert [hit["session_id"] for hit in found["hits"]] == ["mine"] and found["complete"]
+    [hits, recent] = await search(harness, server, {"query": "fox"}, {})
+    assert [hit["session_id"] for hit in hits["hits"]] == ["mine"] and hits["complete"]
     assert [session["session_id"] for session in recent["sessions"]] == ["mine"]
     monkeypatch.setattr(session_search.limits, "RECALL_BATCHES_MAX", 1)
-    [found] = await search(harness, server, {"query": "fox"})
-    assert (found["hits"], found["complete"]) == ([], False)
+    [hits] = await search(harness, server, {"query": "fox"})
+    assert (hits["hits"], hits["complete"]) == ([], False)
 
 
 async def test_session_search_windows(harness: Harness, server: ModelServer) -> None:
@@ -102,10 +102,10 @@ async def test_session_search_windows(harness: Harness, server: ModelServer) -> 
         {"window": 2},
         {"around_message_id": 10**9},
     ]
-    told = await search(harness, server, *({"session_id": "past", **call} for call in calls))
-    lines = [[int(m["content"].split()[1]) for m in answer.get("messages", [])] for answer in told]
+    results = await search(harness, server, *({"session_id": "past", **call} for call in calls))
+    lines = [[int(m["content"].split()[1]) for m in answer.get("messages", [])] for answer in results]
     assert lines == [list(range(25, 36)), [29, 30, 31], list(range(21)), [55, 56, 57, 58, 59], []]
-    assert told[-1]["code"] == "not_found"
+    assert results[-1]["code"] == "not_found"
 
 
 async def test_session_search_truncates_messages_and_names_calls(harness: Harness, server: ModelServer) -> None:

@@ -117,12 +117,12 @@ async def test_skill_path_traversal_is_rejected(harness: Harness, server: ModelS
     more = {"file_content": "x", "old_string": "t", "new_string": "x", "replace_all": True}
     tricks = [trick for trick in TRICKS if action != "patch" or trick != "SKILL.md"]
     if action == "view":
-        told = await tool_answers(
+        answers = await tool_answers(
             harness, server, VIEW, *({"name": "brew-tea", "file_path": trick} for trick in tricks)
         )
     else:
-        told = await manage(harness, server, *({"action": action, "file_path": trick, **more} for trick in tricks))
-    assert {trick: answer.get("code") for trick, answer in zip(tricks, told, strict=True)} == dict.fromkeys(
+        answers = await manage(harness, server, *({"action": action, "file_path": trick, **more} for trick in tricks))
+    assert {trick: answer.get("code") for trick, answer in zip(tricks, answers, strict=True)} == dict.fromkeys(
         tricks, "path_refused"
     )
     assert skill_files(harness) == before
@@ -143,8 +143,8 @@ async def test_skill_links_are_not_followed(harness: Harness, server: ModelServe
     change = {"action": "write_file", "file_content": "x"}
     removal = {"action": "remove_file"}
     for given in (change, removal):
-        told = await manage(harness, server, *({**given, "file_path": place} for place in places[:3]))
-        assert {answer["code"] for answer in told} == {"path_refused"}
+        results = await manage(harness, server, *({**given, "file_path": place} for place in places[:3]))
+        assert {answer["code"] for answer in results} == {"path_refused"}
     [new] = await manage(harness, server, {**change, "file_path": "assets/new"})
     assert new["code"] == "path_refused"
     assert (outer / "secret").read_text() == "secret" and {path.name for path in outer.iterdir()} == {"secret"}
@@ -195,9 +195,9 @@ async def test_skill_lifecycle(harness: Harness, server: ModelServer) -> None:
         {"action": "patch", "file_path": "references/kinds.md", "old_string": "black", "new_string": "white"},
         {"action": "edit", "content": skill_text(body="Ask first.")},
     ]
-    told = await manage(harness, server, *changes)
-    assert [answer.get("error") for answer in told] == [None] * 5
-    assert told[0]["path"] == "kitchen/brew-tea/SKILL.md" and "skills_list" in told[0]["note"]
+    results = await manage(harness, server, *changes)
+    assert [answer.get("error") for answer in results] == [None] * 5
+    assert results[0]["path"] == "kitchen/brew-tea/SKILL.md" and "skills_list" in results[0]["note"]
     folder = harness.home.skills / "kitchen" / "brew-tea"
     assert (folder / "SKILL.md").read_text() == skill_text(body="Ask first.")
     assert (folder / "references" / "kinds.md").read_text() == "Green, white."
@@ -290,8 +290,8 @@ async def test_skills_of_external_folders_are_read_only(
         {"action": "delete"},
         {"action": "delete", "name": "linked"},
     ]
-    told = await manage(harness, server, *changes, {"action": "create", "content": skill_text()})
-    assert [answer["code"] for answer in told] == ["path_refused"] * 6 + ["invalid_arguments"]
+    results = await manage(harness, server, *changes, {"action": "create", "content": skill_text()})
+    assert [answer["code"] for answer in results] == ["path_refused"] * 6 + ["invalid_arguments"]
     assert (folder / "SKILL.md").read_text() == skill_text() and (linked / "SKILL.md").exists()
     assert {path.name for path in folder.rglob("*")} == {"SKILL.md", "references", "a"}
 
@@ -301,10 +301,10 @@ async def test_concurrent_skill_changes_lose_nothing(harness: Harness, server: M
     harness.offer(MANAGE)
 
     def answer(request: Any) -> Reply:
-        said = [turn.text for turn in request.turns if turn.role in ("user", "tool")]
-        if len(said) > 1:
+        texts = [turn.text for turn in request.turns if turn.role in ("user", "tool")]
+        if len(texts) > 1:
             return Reply(text="Done.")
-        change = {"action": "patch", "name": "brew-tea", "old_string": f"<{said[0]}>", "new_string": f"[{said[0]}]"}
+        change = {"action": "patch", "name": "brew-tea", "old_string": f"<{texts[0]}>", "new_string": f"[{texts[0]}]"}
         return Reply(tool_calls=[Call("skill_manage", change)])
 
     server.handler = answer
@@ -329,12 +329,12 @@ async def test_skill_write_approval_setting(make_harness: MakeHarness, server: M
     assert request["subject"].splitlines()[0] == "patch brew-tea/SKILL.md"
     assert "-Boil water." in request["subject"] and "+Heat it." in request["subject"]
     await running.control("approve", approval_id=request["approval_id"], choice=choice)
-    ran = await running.end()
-    [answer] = ran.tool_results()
+    run = await running.end()
+    [answer] = run.tool_results()
     text = (harness.home.skills / "brew-tea" / "SKILL.md").read_text()
     assert ("Heat it." in text) is (choice == "once")
     assert (answer.get("status") == "blocked") is (choice == "deny")
-    assert bool(ran.events_of("tool.started")) is (choice == "once")
+    assert bool(run.events_of("tool.started")) is (choice == "once")
 
 
 async def test_invalid_skill_change_is_rejected_before_approval(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -379,7 +379,7 @@ async def test_changed_skill_file_is_reloaded(harness: Harness, server: ModelSer
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         (skill_text("a", "b"), ("a", "b")),
         ("---\nname: a\n---", ("a", "")),
@@ -392,5 +392,5 @@ async def test_changed_skill_file_is_reloaded(harness: Harness, server: ModelSer
         ("", ("", "")),
     ],
 )
-def test_skill_front_matter(text: str, found: tuple[str, str]) -> None:
-    assert front_matter(text) == found
+def test_skill_front_matter(text: str, expected: tuple[str, str]) -> None:
+    assert front_matter(text) == expected

@@ -71,8 +71,8 @@ async def test_terminal_cwd_persists_per_session(make_harness: MakeHarness, serv
     assert (await tool_session.sh("echo $LEFT"))["output"] == "x y\n"
     assert (await tool_session.sh("pwd", workdir="b"))["output"] == f"{tool_session.workspace}/a/b\n"
     assert (await tool_session.sh("pwd", workdir="~"))["output"] != ""
-    gone = await tool_session.sh("echo not reached", workdir="/no/such/folder")
-    assert gone["exit_code"] != 0 and "not reached" not in gone["output"]
+    failed = await tool_session.sh("echo not reached", workdir="/no/such/folder")
+    assert failed["exit_code"] != 0 and "not reached" not in failed["output"]
     other = await tool_session.call("terminal", {"command": "pwd"}, session_id="s2")
     assert other["output"] == f"{tool_session.workspace}\n", "another session has a shell of its own"
 
@@ -134,12 +134,12 @@ async def test_terminal_spill_file_limit(tool_session: ToolSession, monkeypatch:
 async def test_terminal_output_flood_uses_little_memory(tool_session: ToolSession) -> None:
     await tool_session.sh("true")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    ran = await tool_session.run(Call("terminal", {"command": "yes abcdefg | head -c 300000000"}))
-    [answer] = ran.tool_results()
+    run = await tool_session.run(Call("terminal", {"command": "yes abcdefg | head -c 300000000"}))
+    [answer] = run.tool_results()
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert answer["exit_code"] == 0 and answer["truncated"]
     assert grown_kb < 50_000
-    shown = ran.events_of("tool.output")
+    shown = run.events_of("tool.output")
     assert sum(len(event["text"]) for event in shown if event["stream"] == "stdout") == 200_000
     assert shown[-1]["stream"] == "info" and "more output" in shown[-1]["text"]
 
@@ -181,19 +181,19 @@ async def test_colours_are_shown_and_not_told_to_the_model(
     make_harness: MakeHarness, server: ModelServer, backend: str
 ) -> None:
     tool_session = allowed(make_harness, server, backend)
-    ran = await tool_session.run(Call("terminal", {"command": r"printf '\033[32mgreen\033[0m\033[2J\n'"}))
-    assert "".join(event["text"] for event in ran.events_of("tool.output")) == "\x1b[32mgreen\x1b[0m\n"
-    assert ran.tool_results()[0]["output"] == "green\n"
+    run = await tool_session.run(Call("terminal", {"command": r"printf '\033[32mgreen\033[0m\033[2J\n'"}))
+    assert "".join(event["text"] for event in run.events_of("tool.output")) == "\x1b[32mgreen\x1b[0m\n"
+    assert run.tool_results()[0]["output"] == "green\n"
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [(10, "0123456789"), (11, "0123\n[… 1 characters left out …]\n567890"), (0, "")]
+    ("line_count", "expected"), [(10, "0123456789"), (11, "0123\n[… 1 characters left out …]\n567890"), (0, "")]
 )
-def test_output_head_and_tail(said: int, told: str) -> None:
+def test_output_head_and_tail(line_count: int, expected: str) -> None:
     ends = HeadAndTail(10)
-    for at in range(said):
+    for at in range(line_count):
         ends.add(str(at % 10))
-    assert ends.text() == told
+    assert ends.text() == expected
 
 
 # ---- as it comes
@@ -218,10 +218,10 @@ async def test_terminal_output_is_streamed(make_harness: MakeHarness, server: Mo
 async def test_terminal_output_is_redacted(tool_session: ToolSession, home_folder: Path) -> None:
     half = len(KEY) // 2
     command = f"printf {KEY[:half]}; sleep 0.3; echo {KEY[half:]}; seq 100000; printf x{KEY}y"
-    ran = await tool_session.run(Call("terminal", {"command": command}), persist=True)
-    [answer] = ran.tool_results()
+    run = await tool_session.run(Call("terminal", {"command": command}), persist=True)
+    [answer] = run.tool_results()
     assert answer["output"].startswith("[redacted]\n1\n") and answer["output"].endswith("x[redacted]y")
-    assert KEY not in repr(ran.events) and KEY not in Path(answer["spill"]).read_text()
+    assert KEY not in repr(run.events) and KEY not in Path(answer["spill"]).read_text()
 
 
 # ---- how it ends
@@ -230,13 +230,13 @@ async def test_terminal_output_is_redacted(tool_session: ToolSession, home_folde
 @each_backend
 async def test_terminal_timeout(make_harness: MakeHarness, server: ModelServer, backend: str) -> None:
     tool_session, mark = allowed(make_harness, server, backend), new_mark()
-    ran = await tool_session.run(
+    run = await tool_session.run(
         Call("terminal", {"command": f"echo so far; (sleep {mark}); sleep {mark}", "timeout": 1.5})
     )
-    [answer] = ran.tool_results()
+    [answer] = run.tool_results()
     assert (answer["status"], answer["exit_code"], answer["output"]) == ("timeout", 124, "so far\n")
     assert "1.5 s" in answer["error"] and answer["code"] == "timeout"
-    assert ran.event("tool.finished")["status"] == "timeout"
+    assert run.event("tool.finished")["status"] == "timeout"
     assert running(mark) == [] and tool_session.left_over() == []
 
 
@@ -252,11 +252,11 @@ async def test_terminal_interrupt_ends_process_group_and_keeps_output(
     await under_way.wait_for("tool.output")
     async with asyncio.timeout(SURELY_S):
         await under_way.control("interrupt")
-        ran = await under_way.end()
-    answer = ran.tool_results()[-1]
+        run = await under_way.end()
+    answer = run.tool_results()[-1]
     assert (answer["status"], answer["exit_code"], answer["code"]) == ("interrupted", 130, "interrupted")
     assert answer["output"].startswith("hello\n")
-    assert ran.event("tool.finished")["status"] == "interrupted" and ran.final["type"] == "run.cancelled"
+    assert run.event("tool.finished")["status"] == "interrupted" and run.final["type"] == "run.cancelled"
     assert running(mark) == [] and tool_session.left_over() == []
     await nothing_left(server)
     assert descriptors() <= before
@@ -277,7 +277,7 @@ async def test_terminal_interrupt_of_parallel_calls_is_graceful(tool_session: To
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         ({"command": "true", "timeout": 601}, "invalid_arguments", "background"),
         ({"command": "sleep 5 &"}, "invalid_arguments", "background"),
@@ -291,12 +291,12 @@ async def test_terminal_interrupt_of_parallel_calls_is_graceful(tool_session: To
     ],
 )
 async def test_terminal_rejects_invalid_commands(
-    tool_session: ToolSession, arguments: Json, code: str, words: str
+    tool_session: ToolSession, arguments: Json, code: str, message: str
 ) -> None:
-    ran = await tool_session.run(Call("terminal", arguments))
-    [answer] = ran.tool_results()
-    assert ran.event("tool.finished")["code"] == code and words in answer.get("hint", "")
-    assert "tool.started" not in ran.types
+    run = await tool_session.run(Call("terminal", arguments))
+    [answer] = run.tool_results()
+    assert run.event("tool.finished")["code"] == code and message in answer.get("hint", "")
+    assert "tool.started" not in run.types
     if code == "blocked":
         assert (answer["status"], answer["exit_code"]) == ("blocked", -1)
 

@@ -90,10 +90,10 @@ def test_tool_error_fields() -> None:
 
 @pytest.mark.parametrize("name", [tool.name for tool in builtin().all()])
 def test_builtin_tool_schemas_are_valid(name: str) -> None:
-    found = builtin().get(name)
-    assert found is not None and found.description
-    assert found.parameters["additionalProperties"] is False
-    assert check({"no_such": 1}, found.parameters)[1]
+    tool = builtin().get(name)
+    assert tool is not None and tool.description
+    assert tool.parameters["additionalProperties"] is False
+    assert check({"no_such": 1}, tool.parameters)[1]
 
 
 # ---- the sets

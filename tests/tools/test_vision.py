@@ -51,9 +51,9 @@ async def look(harness: Harness, server: ModelServer, *places: str, seen: str | 
         return steps.pop(0)
 
     server.handler = handle
-    ran = await harness.run(server, workdir=None)
-    assert ran.result["final_response"] == "Done."
-    return answers(ran)
+    run = await harness.run(server, workdir=None)
+    assert run.result["final_response"] == "Done."
+    return answers(run)
 
 
 def sent_image(server: ModelServer) -> Any:
@@ -81,8 +81,8 @@ async def test_vision_usage_is_recorded_under_task(harness: Harness, server: Mod
         if len(server.requests) > 1
         else Reply(tool_calls=[Call(TOOL.name, {"image_url": data_url(picture()), "question": "?"})])
     )
-    ran = await harness.run(server, persist=True)
-    [usage] = [event for event in ran.events_of("usage") if event["task"] == "vision"]
+    run = await harness.run(server, persist=True)
+    [usage] = [event for event in run.events_of("usage") if event["task"] == "vision"]
     assert (usage["input_tokens"], usage["output_tokens"]) == (7, 3)
 
 
@@ -125,9 +125,9 @@ async def test_vision_web_image_passes_url_guard(harness: Harness, server: Model
     async with serving(handler) as port:
         stage.servers[WORLD] = port
         places = [f"http://page.test/{name}" for name in ("a.png", "gone", "page")]
-        found, gone, page, private = await look(harness, server, *places, "http://127.0.0.1/a.png")
-    assert found["answer"] == "A red box."
-    assert gone["code"] == page["code"] == "fetch_failed"
+        described, missing, page, private = await look(harness, server, *places, "http://127.0.0.1/a.png")
+    assert described["answer"] == "A red box."
+    assert missing["code"] == page["code"] == "fetch_failed"
     assert private["code"] == "url_refused"
 
 

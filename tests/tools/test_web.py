@@ -59,8 +59,8 @@ async def read(harness: Harness, server: ModelServer, handler: Any, *urls: str, 
         stage.servers |= {WORLD: port, ELSEWHERE: port}
         given = {"urls": list(urls), **{k: v for k, v in more.items() if k == "char_limit"}}
         [answer] = await tool_answers(harness, server, EXTRACT, given)
-    found: list[Json] = answer["pages"]
-    return found
+    pages: list[Json] = answer["pages"]
+    return pages
 
 
 async def test_web_extract_page_as_markdown(harness: Harness, server: ModelServer) -> None:
@@ -99,10 +99,14 @@ async def test_web_extract_fetches_concurrently_with_errors_per_page(harness: Ha
         return html()
 
     urls = ["http://page.test/", "http://page.test/gone", "http://other.test/binary", "http://127.0.0.1/", "ftp://x/"]
-    good, gone, binary, private, scheme = await read(harness, server, handler, *urls)
+    good, missing, binary, private, scheme = await read(harness, server, handler, *urls)
     assert good["content"] == "# Hello\n\nWorld." and good["error"] is None
-    assert (gone["status"], gone["code"], gone["content"]) == (404, "fetch_failed", "Nothing is here any more.")
-    assert "404" in gone["error"]
+    assert (missing["status"], missing["code"], missing["content"]) == (
+        404,
+        "fetch_failed",
+        "Nothing is here any more.",
+    )
+    assert "404" in missing["error"]
     assert (binary["code"], binary["content"]) == ("fetch_failed", "")
     assert private["code"] == scheme["code"] == "url_refused"
 
@@ -110,11 +114,11 @@ async def test_web_extract_fetches_concurrently_with_errors_per_page(harness: Ha
 async def test_web_extract_url_with_secret_is_rejected(harness: Harness, server: ModelServer) -> None:
     harness.home.env_file.write_text(f"SOME_TOKEN={KEY}\n")
     outside(harness)
-    ran = await turn(harness, server, EXTRACT, {"urls": [f"http://page.test/{KEY}"]})
-    [page] = answers(ran)[0]["pages"]
+    run = await turn(harness, server, EXTRACT, {"urls": [f"http://page.test/{KEY}"]})
+    [page] = answers(run)[0]["pages"]
     assert page["code"] == "url_has_secret"
-    told = [event for event in ran.events if event["type"].startswith("tool.")]
-    assert KEY not in json.dumps(told) and KEY not in page["url"]
+    events = [event for event in run.events if event["type"].startswith("tool.")]
+    assert KEY not in json.dumps(events) and KEY not in page["url"]
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/json", "application/xml"])
@@ -184,8 +188,8 @@ async def test_web_extract_content_is_framed_as_foreign(harness: Harness, server
 
     async with serving(handler) as port:
         stage.servers[WORLD] = port
-        ran = await turn(harness, server, EXTRACT, {"urls": ["http://page.test/"]})
-    [content] = [m["content"] for m in ran.result["messages"] if m["role"] == "tool"]
+        run = await turn(harness, server, EXTRACT, {"urls": ["http://page.test/"]})
+    [content] = [m["content"] for m in run.result["messages"] if m["role"] == "tool"]
     first, *_, last = content.split("\n")
     assert "never instructions" in first and first.split("]")[0] == last.split("]")[0]
 
@@ -209,13 +213,13 @@ VARIABLES = {"searxng": "SEARXNG_URL", "brave": "BRAVE_SEARCH_API_KEY", "tavily"
 
 def results_of(backend: str) -> Json:
     snippet, published = NAMES[backend]
-    found = [
+    results = [
         {"title": one["title"], "url": one["url"], snippet: "Say <b>so</b>.", published: one["published"]}
         if isinstance(one, dict)
         else one
         for one in FOUND
     ]
-    return {"web": {"results": found}} if backend == "brave" else {"results": found}
+    return {"web": {"results": results}} if backend == "brave" else {"results": results}
 
 
 class Engine:
@@ -250,10 +254,10 @@ async def searched(
         if backend in HOSTS:
             stage.answers[HOSTS[backend]] = [[WORLD]]
         monkeypatch.setenv(VARIABLES[backend], KEY if backend in HOSTS else f"http://127.0.0.1:{port}/deep/")
-        ran = await turn(harness, server, SEARCH, {"query": "two words", **args})
-    said = json.dumps(ran.events) + json.dumps(ran.result["messages"])
-    assert KEY not in said
-    [answer] = answers(ran)
+        run = await turn(harness, server, SEARCH, {"query": "two words", **args})
+    text = json.dumps(run.events) + json.dumps(run.result["messages"])
+    assert KEY not in text
+    [answer] = answers(run)
     return answer
 
 
@@ -311,24 +315,24 @@ async def test_web_search_backend_failure_hides_its_text(
     word: str,
 ) -> None:
     engine = Engine(backend, answer, status)
-    told = await searched(harness, server, monkeypatch, tmp_path, backend, engine)
-    assert told["code"] == "backend_failed" and word in told["error"] and told["hint"]
+    results = await searched(harness, server, monkeypatch, tmp_path, backend, engine)
+    assert results["code"] == "backend_failed" and word in results["error"] and results["hint"]
 
 
 async def test_web_search_without_results(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    told = await searched(harness, server, monkeypatch, tmp_path, "brave", Engine("brave", {"web": None}))
-    assert told["results"] == []
+    results = await searched(harness, server, monkeypatch, tmp_path, "brave", Engine("brave", {"web": None}))
+    assert results["results"] == []
 
 
 async def test_web_search_limit_is_enforced(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     many = {"results": [{"title": str(n), "url": f"https://{n}.example/", "content": "x" * 900} for n in range(30)]}
-    told = await searched(harness, server, monkeypatch, tmp_path, "searxng", Engine("searxng", many))
-    assert [entry["title"] for entry in told["results"]] == ["0", "1", "2", "3", "4"]
-    assert len(told["results"][0]["snippet"]) == limits.WEB_SNIPPET_CHARS_MAX + 1
+    results = await searched(harness, server, monkeypatch, tmp_path, "searxng", Engine("searxng", many))
+    assert [entry["title"] for entry in results["results"]] == ["0", "1", "2", "3", "4"]
+    assert len(results["results"][0]["snippet"]) == limits.WEB_SNIPPET_CHARS_MAX + 1
 
 
 async def test_web_search_unreachable_server_and_secret_in_query(
@@ -337,8 +341,8 @@ async def test_web_search_unreachable_server_and_secret_in_query(
     harness.home.env_file.write_text(f"SOME_TOKEN={KEY}\n")
     monkeypatch.setenv("SEARXNG_URL", "http://nowhere.test")
     outside(harness)
-    gone, secret = await tool_answers(harness, server, SEARCH, {"query": "x"}, {"query": f"who is {KEY}"})
-    assert gone["code"] == "backend_failed"
+    failure, secret = await tool_answers(harness, server, SEARCH, {"query": "x"}, {"query": f"who is {KEY}"})
+    assert failure["code"] == "backend_failed"
     assert secret["code"] == "contains_secret"
 
 
@@ -363,7 +367,7 @@ async def test_web_search_argument_limits(
 
 
 @pytest.mark.parametrize(
-    ("chosen", "variables", "found"),
+    ("chosen", "variables", "expected"),
     [
         ("", "", None),
         ("", "searxng brave tavily", "searxng"),
@@ -379,15 +383,15 @@ async def test_web_search_backend_choice(
     monkeypatch: pytest.MonkeyPatch,
     chosen: str,
     variables: str,
-    found: str | None,
+    expected: str | None,
 ) -> None:
     for name in variables.split():
         monkeypatch.setenv(VARIABLES[name], "http://x.test")
     harness.configure({"web": {"search_backend": chosen}})
     settings = harness.app.settings
-    assert backend_of(settings) == found
+    assert backend_of(settings) == expected
     reason = SEARCH.available(settings)
-    assert (reason is None) is (found is not None)
+    assert (reason is None) is (expected is not None)
     assert reason is None or VARIABLES[chosen or "searxng"] in reason
 
 
@@ -435,8 +439,8 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     ],
 )  # fmt: skip
 def test_html_to_markdown(parser: str, text: str, shown: str) -> None:
-    title, found, complete = markdown(text, "https://x.test/a/")
-    assert (found, complete) == (shown, True)
+    title, content, complete = markdown(text, "https://x.test/a/")
+    assert (content, complete) == (shown, True)
     assert title == ("t" if text.startswith("<title>") else "")
 
 
@@ -547,13 +551,13 @@ async def test_pdf_is_read_as_text(harness: Harness, server: ModelServer) -> Non
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [(b"%PDF-1.4\n", "damaged"), (b"no pdf", "damaged"), (pdf(""), "no text")],
     ids=["cut", "not", "empty"],
 )
-def test_invalid_pdf_is_reported(data: bytes, words: str) -> None:
+def test_invalid_pdf_is_reported(data: bytes, message: str) -> None:
     pytest.importorskip("pypdf")
-    with pytest.raises(pages.Unreadable, match=words) as failed:
+    with pytest.raises(pages.Unreadable, match=message) as failed:
         pages.read(data, "application/pdf", "", "")
     assert failed.value.code == "fetch_failed"
 

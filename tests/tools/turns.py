@@ -15,9 +15,9 @@ async def turn(harness: Harness, server: ModelServer, tool: ToolDef, *arguments:
     """A turn in which the model calls a tool once for each of the arguments, one step after the other."""
     harness.offer(tool)
     server.script = [*(Reply(tool_calls=[Call(tool.name, given)]) for given in arguments), Reply(text="Done.")]
-    ran = await harness.run(server, **fields)
-    assert ran.result["final_response"] == "Done."
-    return ran
+    run = await harness.run(server, **fields)
+    assert run.result["final_response"] == "Done."
+    return run
 
 
 async def tool_answers(
@@ -27,9 +27,9 @@ async def tool_answers(
     return answers(await turn(harness, server, tool, *arguments, **fields))
 
 
-def answers(ran: CompletedRun) -> list[Json]:
+def answers(run: CompletedRun) -> list[Json]:
     """What the tools said, without the frame around what comes from outside."""
-    return [json.loads(unframed(text_of(m["content"]))) for m in ran.result["messages"] if m["role"] == "tool"]
+    return [json.loads(unframed(text_of(m["content"]))) for m in run.result["messages"] if m["role"] == "tool"]
 
 
 def unframed(content: str) -> str:
