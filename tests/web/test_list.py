@@ -210,11 +210,11 @@ async def test_a_message_far_back_is_reached_from_the_search(site: Site) -> None
         for number in range(1200)
     ]
     messages[40]["content"] = "the needle in the haystack"
-    told = await site.gateway.post(
+    response = await site.gateway.post(
         "/api/sessions/import",
         {"sessions": [{"format": "hermes.session/1", "id": "long", "title": "Long", "messages": messages}]},
     )
-    assert told["imported"] == 1, told
+    assert response["imported"] == 1, response
     page = await site.open("#/c/long")
     await expect(page.get_by_text("message number 1199")).to_be_visible()
     # Only what is near is in the document.

@@ -48,8 +48,8 @@ async def test_sign_in_keeps_no_key(empty_site: Site) -> None:
     await expect(page.get_by_text("Hello.")).to_be_visible()
     await page.reload()
     await expect(page.get_by_text("Hello.")).to_be_visible()
-    kept = await page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])")
-    assert KEY not in kept
+    stored = await page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])")
+    assert KEY not in stored
     assert [(cookie["httpOnly"], cookie["sameSite"]) for cookie in await context.cookies()] == [(True, "Strict")]
     async with page.expect_event("load"):  # the page begins anew
         await page.get_by_role("button", name="Sign out").click()

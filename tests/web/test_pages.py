@@ -33,13 +33,13 @@ async def faults(page: Page) -> list[str]:
     if not await page.evaluate("'axe' in window"):
         # Evaluated by the debugger, so that the page's policy does not have to allow it.
         await page.evaluate(AXE.read_text())
-    found = await page.evaluate("axe.run({resultTypes: ['violations']})")
+    report = await page.evaluate("axe.run({resultTypes: ['violations']})")
     await page.emulate_media(color_scheme="dark")
     dark = await page.evaluate("axe.run({resultTypes: ['violations'], runOnly: ['color-contrast']})")
     await page.emulate_media(color_scheme="light")
     return [
         f"{one['id']}: {one['help']} {[node['html'][:200] for node in one['nodes'][:2]]}"
-        for one in found["violations"] + dark["violations"]
+        for one in report["violations"] + dark["violations"]
     ]
 
 
@@ -280,8 +280,8 @@ async def test_another_model_is_connected(site: Site) -> None:
     await page.get_by_role("button", name="Save").click()
     await expect(page.get_by_text("is used from now on")).to_be_visible()
     await expect(page.locator(".tile").first).to_contain_text("better")
-    kept = await page.evaluate("JSON.stringify([localStorage, sessionStorage])")
-    assert "sk-of-the-model-service" not in kept
+    stored = await page.evaluate("JSON.stringify([localStorage, sessionStorage])")
+    assert "sk-of-the-model-service" not in stored
 
 
 async def test_every_page_has_an_empty_state(site: Site) -> None:

@@ -25,16 +25,16 @@ async def start_conversation(site: Site) -> Page:
 
 async def lose_answer(page: Page) -> asyncio.Event:
     """Have the server get a message without the page being told; set once the server has answered."""
-    got = asyncio.Event()
+    received = asyncio.Event()
 
     async def lose(route: Route) -> None:
-        if not got.is_set():
+        if not received.is_set():
             await route.fetch()
-            got.set()
+            received.set()
         await route.abort()
 
     await page.route(RUNS, lose)
-    return got
+    return received
 
 
 async def attach(page: Page) -> None:
@@ -81,10 +81,10 @@ async def test_a_message_that_the_server_got_unseen_is_shown_once(site: Site, wi
     page = await start_conversation(site)
     if with_file:
         await attach(page)
-    got = await lose_answer(page)
+    received = await lose_answer(page)
     await say(page, "Do not lose this")
     async with asyncio.timeout(60):
-        await got.wait()
+        await received.wait()
     await page.unroute(RUNS)
     await page.reload()
     await sent_once(page, site)
