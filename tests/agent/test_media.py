@@ -10,7 +10,7 @@ from hermes.agent.media import MediaTagFilter
 from hermes.agent.media_tags import strip_rendered_media
 from hermes.core.limits import MEDIA_PIECE_CHARS, MEDIA_TAG_CHARS_MAX
 from hermes.tools import files
-from runs.test_resume import MESSAGE, SESSION, Left
+from runs.test_resume import MESSAGE, SESSION, OrphanedRun
 from support.model_server import ModelServer, Reply
 
 from .harness import Harness, rebuilt, sent, stall_after
@@ -185,7 +185,7 @@ async def test_interrupted_turn_keeps_its_image(media_harness: Harness, server: 
 
 
 async def test_resumed_run_sends_media_tags_to_model(media_harness: Harness, server: ModelServer) -> None:
-    left = await Left(media_harness, server).begin()
+    left = await OrphanedRun(media_harness, server).begin()
     await left.ask()
     await left.leave_text(f"See {IMAGE} and ")
     server.script = [Reply(text="See MEDIA:a.png and MEDIA:b.pdf")]

@@ -30,7 +30,7 @@ async def idle() -> None:
         await asyncio.sleep(0)
 
 
-class Held:
+class HeldCall:
     """Calls of the store that wait, where `which` wants it, until the test lets them go."""
 
     def __init__(
@@ -114,7 +114,7 @@ async def test_reader_joining_during_store_write_misses_nothing(
 ) -> None:
     early = log_writer.reader()
     await idle()
-    held = Held(monkeypatch, what)
+    held = HeldCall(monkeypatch, what)
     log_writer.writer.text("m1", "Once ")
     storing = asyncio.create_task(log_writer.writer.settle() if what == "put_partials" else log_writer.notice())
     await held.wait()
@@ -136,7 +136,7 @@ async def test_reader_joining_during_write_of_event_before_text_misses_nothing(
     """Text between two events of one transaction has its number before they are in the store."""
     early = log_writer.reader()
     log_writer.writer.text("m1", "Once ")
-    first = Held(monkeypatch, "append")
+    first = HeldCall(monkeypatch, "append")
     storing = [asyncio.create_task(log_writer.notice())]
     await first.wait()
     storing.append(asyncio.create_task(log_writer.notice()))
@@ -144,7 +144,7 @@ async def test_reader_joining_during_write_of_event_before_text_misses_nothing(
     log_writer.writer.text("m1", "upon")
     storing.append(asyncio.create_task(log_writer.complete()))
     await idle()
-    second = Held(monkeypatch, "append", of_type("message.completed"))
+    second = HeldCall(monkeypatch, "append", of_type("message.completed"))
     first.go.set()
     await second.wait()
     late = log_writer.reader()
@@ -160,12 +160,12 @@ async def test_reader_joining_during_write_of_event_before_text_misses_nothing(
 async def test_log_closed_while_reader_reads_store_is_read_to_end(
     log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = Held(monkeypatch, "append")
+    append = HeldCall(monkeypatch, "append")
     ending = asyncio.create_task(log_writer.end())
     await append.wait()
     closing = asyncio.create_task(log_writer.log.close(log_writer.writer))
     await idle()
-    read = Held(monkeypatch, "read", result=True)
+    read = HeldCall(monkeypatch, "read", result=True)
     reader = log_writer.reader()
     await read.wait()
     append.go.set()
@@ -177,7 +177,7 @@ async def test_log_closed_while_reader_reads_store_is_read_to_end(
 async def test_log_opened_again_while_reader_reads_store_is_read_to_end(
     log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Held(monkeypatch, "read", result=True)
+    read = HeldCall(monkeypatch, "read", result=True)
     reader = log_writer.reader()
     await read.wait()
     closed = log_writer.writer
@@ -196,7 +196,7 @@ async def test_log_opened_again_while_reader_reads_store_is_read_to_end(
 async def test_text_stored_after_complete_message_is_not_duplicated(
     log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
-    held = Held(monkeypatch, "put_partials" if asked else "put_grown")
+    held = HeldCall(monkeypatch, "put_partials" if asked else "put_grown")
     log_writer.writer.text("m1", "Once ")
     storing = [asyncio.create_task(log_writer.writer.settle())] if asked else []
     await held.wait()
@@ -361,7 +361,7 @@ async def test_control_during_final_store_write_is_rejected(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, persist: bool, kind: Any
 ) -> None:
     server.script = [Reply(text="Done.")]
-    held = Held(monkeypatch, "append", of_type("run.completed"))
+    held = HeldCall(monkeypatch, "append", of_type("run.completed"))
     running = await harness.begin(harness.spec(server, persist=persist))
     await held.wait()
     control = asyncio.create_task(harness.engine.control(running.run_id, Control(kind, {"text": "and tea"})))
@@ -378,7 +378,7 @@ async def test_reader_joining_during_final_store_write_reads_to_end(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.script = [Reply(text="Done.")]
-    held = Held(monkeypatch, "append", of_type("run.completed"))
+    held = HeldCall(monkeypatch, "append", of_type("run.completed"))
     running = await harness.begin(harness.spec(server, persist=True))
     await held.wait()
     late = following(harness, running.run_id)

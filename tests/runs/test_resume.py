@@ -33,7 +33,7 @@ MESSAGE = "msg_000000000000000000000001"
 MEANWHILE = 4096
 
 
-class Left:
+class OrphanedRun:
     """A run as a process left it that was killed: its log, written as that process would have written it."""
 
     def __init__(self, harness: Harness, server: ModelServer, **fields: Any) -> None:
@@ -49,7 +49,7 @@ class Left:
     async def add(self, *events: Event, rows: Sequence[Row] = (), **options: Any) -> None:
         await self.harness.app.store.runs.append(self.spec.run_id, None, events, rows, **options)
 
-    async def begin(self) -> Left:
+    async def begin(self) -> OrphanedRun:
         await self.harness.app.store.runs.create(self.spec)
         started = self.event("run.started", kind="run", model="m", provider="p", user_row=None, session_id=SESSION)
         row = Row(SESSION, "user", "do it", self.spec.run_id, announced_in=((started, "user_row"),))
@@ -122,7 +122,7 @@ async def rows_of(harness: Harness) -> list[tuple[str, Any]]:
 
 async def test_resume_of_run_without_model_call(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     events = await left.taken_up()
     assert [event["type"] for event in events][-1] == "run.completed"
     [resumed] = of(events, "run.resumed")
@@ -137,14 +137,14 @@ async def test_resume_keeps_client_supplied_history(harness: Harness, server: Mo
     for role in ("user", "assistant"):
         await harness.app.store.sessions.append_message(SESSION, role, "of another conversation")
     brought = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    left = await Left(harness, server, history=brought, base_id=SESSION, verbatim=True).begin()
+    left = await OrphanedRun(harness, server, history=brought, base_id=SESSION, verbatim=True).begin()
     await left.taken_up()
     assert sent(server.requests[0]) == [("user", "a"), ("assistant", "b"), ("user", "do it")]
 
 
 async def test_resume_continues_sequence_at_next_round_number(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     events = await left.taken_up()
     assert of(events, "run.resumed")[0]["seq"] == MEANWHILE
     record = await harness.engine.get(left.spec.run_id)
@@ -153,7 +153,7 @@ async def test_resume_continues_sequence_at_next_round_number(harness: Harness, 
 
 async def test_resume_continues_partial_text(harness: Harness, server: ModelServer) -> None:
     server.handler = lambda request: Reply(text="Once upon a time.")
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     await left.ask()
     await left.leave_text("Once upon")
     events = await left.taken_up()
@@ -172,7 +172,7 @@ async def test_resume_after_power_loss_reuses_no_sequence_numbers(
 ) -> None:
     monkeypatch.setattr(recovery, "booted_at", lambda: time.time() + 1)
     server.handler = lambda request: Reply(text="Once upon a time.")
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     await left.ask()
     await left.leave_text("Once upon")
     [resumed] = of(await left.taken_up(), "run.resumed")
@@ -195,14 +195,14 @@ async def test_resume_after_power_loss_reuses_no_sequence_numbers(
     assert warning["cut"] == {MESSAGE: 9}
 
 
-async def going_on(harness: Harness, server: ModelServer, verbatim: bool) -> Left:
+async def going_on(harness: Harness, server: ModelServer, verbatim: bool) -> OrphanedRun:
     """A run that goes on with the last message of its session."""
     messages = [{"role": "user", "content": "a story"}, {"role": "assistant", "content": "Once upon a "}]
     await harness.app.store.sessions.create_session(SESSION, "api_server")
     for message in messages:
         await harness.app.store.sessions.append_message(SESSION, message["role"], message["content"])
     brought = {"history": messages, "base_id": SESSION, "verbatim": True} if verbatim else {}
-    left = Left(harness, server, continues=True, toolsets=frozenset({"x"}), **brought)
+    left = OrphanedRun(harness, server, continues=True, toolsets=frozenset({"x"}), **brought)
     left.spec = left.spec.replace(user_message="")
     await harness.app.store.runs.create(left.spec)
     await left.add(left.event("run.started", kind="run", model="m", provider="p", user_row=None, session_id=SESSION))
@@ -243,7 +243,7 @@ async def test_resume_runs_tool_calls_of_continued_message(
 
 async def test_resume_repeats_empty_model_call(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     await left.ask()
     events = await left.taken_up()
     assert {e["message_id"] for e in of(events, "model.started", "message.completed")} == {MESSAGE}
@@ -251,7 +251,7 @@ async def test_resume_repeats_empty_model_call(harness: Harness, server: ModelSe
 
 
 async def test_resume_only_closes_completed_answer(harness: Harness, server: ModelServer) -> None:
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     await left.say("Done.")
     events = await left.taken_up()
     assert events[-1]["type"] == "run.completed" and server.requests == []
@@ -262,7 +262,7 @@ async def test_resume_runs_unstarted_tool_calls(harness: Harness, server: ModelS
     call_ids: list[str] = []
     harness.offer(tool("act", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
+    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {"a": "1"}, id="c1"), Call("act", {"a": "2"}, id="c2")])
     await left.start(Call("act", {}, id="c1"), "effect")
     await left.finish(Call("act", {}, id="c1"), '{"ok": true}')
@@ -278,7 +278,7 @@ async def test_resume_repeats_read_only_tool_call(harness: Harness, server: Mode
     marks = reading(effect=effect)
     harness.offer(tool("look", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}, **marks))
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
+    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("look", {}, id="c1")])
     await left.start(Call("look", {}, id="c1"), effect)
     events = await left.taken_up()
@@ -291,7 +291,7 @@ async def test_resume_reports_tool_call_with_effects_as_unknown(harness: Harness
     call_ids: list[str] = []
     harness.offer(tool("act", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="I checked.")]
-    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
+    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "effect")
     await left.leave_text("half of it", "c1/stdout", "tool", "stdout")
@@ -321,7 +321,7 @@ async def test_resume_asks_tool_with_reconcile(
 
     harness.offer(tool("act", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}, reconcile=reconcile))
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
+    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "effect")
     events = await left.taken_up()
@@ -331,7 +331,7 @@ async def test_resume_asks_tool_with_reconcile(
 
 
 async def test_resume_applies_recorded_interrupt(harness: Harness, server: ModelServer) -> None:
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     await left.ask()
     await left.leave_text("Once")
     stop = {"control_id": "x", "control": "cancel", "data": {"reason": "stop"}, "by": "user", "surface": "http"}
@@ -357,7 +357,7 @@ async def test_resume_keeps_open_approval_answerable(harness: Harness, server: M
     granted: list[bool] = []
     harness.offer(asking_tool(granted))
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
+    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "read")
     await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
@@ -380,7 +380,7 @@ async def test_resume_keeps_expired_questions_expired(harness: Harness, server: 
 
     harness.offer(asking_tool(granted), tool("question", question, effect="read"))
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
+    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     calls = [Call("act", {}, id="c1"), Call("question", {}, id="c2")]
     await left.say("", calls=calls)
     for call in calls:
@@ -403,7 +403,7 @@ async def test_resume_does_not_repeat_granted_approval(harness: Harness, server:
     granted: list[bool] = []
     harness.offer(asking_tool(granted))
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
+    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "read")
     await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
@@ -415,7 +415,7 @@ async def test_resume_does_not_repeat_granted_approval(harness: Harness, server:
 async def test_resume_resolves_question_of_finished_call(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("act"))
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
+    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "effect")
     await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1.1", expires_at=left.ts + 60))
@@ -433,7 +433,7 @@ async def test_resume_applies_recorded_answer(harness: Harness, server: ModelSer
     granted: list[bool] = []
     harness.offer(asking_tool(granted))
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
+    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.start(Call("act", {}, id="c1"), "read")
     await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
@@ -446,7 +446,7 @@ async def test_resume_applies_recorded_answer(harness: Harness, server: ModelSer
 async def test_resume_keeps_steer_text(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("act", **reading()))
     server.script = [Reply(tool_calls=[Call("act", {}, id="c9")]), Reply(text="Done.")]
-    left = await Left(harness, server, toolsets=frozenset({"x"})).begin()
+    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     steer = {"control_id": "s1", "control": "steer", "data": {"text": "mind the gap"}, "by": "user", "surface": ""}
     await left.add(left.event("control.received", **steer))
     events = await left.taken_up()
@@ -458,7 +458,7 @@ async def test_resume_keeps_steer_text(harness: Harness, server: ModelServer) ->
 
 
 async def test_resume_closes_on_detach_cancel_run_with_partial_text(harness: Harness, server: ModelServer) -> None:
-    left = await Left(harness, server, on_detach="cancel").begin()
+    left = await OrphanedRun(harness, server, on_detach="cancel").begin()
     await left.ask()
     await left.leave_text("Once upon")
     events = await left.taken_up()
@@ -471,7 +471,7 @@ async def test_resume_closes_on_detach_cancel_run_with_partial_text(harness: Har
 
 @pytest.mark.parametrize("end", ["run.failed", "run.cancelled"])
 async def test_resume_closes_run_with_complete_answer(harness: Harness, server: ModelServer, end: str) -> None:
-    left = await Left(harness, server, on_detach="cancel").begin()
+    left = await OrphanedRun(harness, server, on_detach="cancel").begin()
     await left.say("Done.")
     if end == "run.cancelled":
         stop = {"control_id": "x", "control": "cancel", "data": {"reason": "stop"}, "by": "user", "surface": "http"}
@@ -483,7 +483,7 @@ async def test_resume_closes_run_with_complete_answer(harness: Harness, server: 
 
 
 async def test_resume_closes_too_old_run(harness: Harness, server: ModelServer) -> None:
-    left = Left(harness, server)
+    left = OrphanedRun(harness, server)
     left.ts -= 3700
     await left.begin()
     events = await left.taken_up()
@@ -495,7 +495,7 @@ async def test_resume_closes_too_old_run(harness: Harness, server: ModelServer) 
 @pytest.mark.parametrize(("progress", "end"), [(False, "run.failed"), (True, "run.completed")])
 async def test_resume_gives_up_crash_loop(harness: Harness, server: ModelServer, progress: bool, end: str) -> None:
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     for number in range(3):
         if progress and number == 2:
             await left.say("", calls=[Call("act", {}, id="c1")])
@@ -508,7 +508,7 @@ async def test_resume_gives_up_crash_loop(harness: Harness, server: ModelServer,
 
 async def test_closed_run_has_results_for_all_tool_calls(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("act"))
-    left = await Left(harness, server, toolsets=frozenset({"x"}), on_detach="cancel").begin()
+    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"}), on_detach="cancel").begin()
     await left.say("", calls=[Call("act", {"a": "1"}, id="c1"), Call("act", {"a": "2"}, id="c2")])
     await left.start(Call("act", {}, id="c1"), "effect")
     events = await left.taken_up()
@@ -520,7 +520,7 @@ async def test_closed_run_has_results_for_all_tool_calls(harness: Harness, serve
 
 
 async def test_resume_closes_run_that_was_never_started(harness: Harness, server: ModelServer) -> None:
-    left = Left(harness, server)
+    left = OrphanedRun(harness, server)
     left.spec = left.spec.replace(user_message="")
     await harness.app.store.runs.create(left.spec)
     assert await harness.engine.resume_all() == [], "it may be about to begin"
@@ -535,7 +535,7 @@ async def test_resume_closes_run_that_was_never_started(harness: Harness, server
 
 async def test_resume_requeues_queued_run(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = Left(harness, server)
+    left = OrphanedRun(harness, server)
     left.spec = left.spec.replace(user_message="")
     await harness.app.store.runs.create(left.spec)
     await left.add(left.event("run.queued", session_id=SESSION, source="api_server", position=0))
@@ -551,7 +551,7 @@ async def test_resume_requeues_queued_run(harness: Harness, server: ModelServer)
 async def test_resume_queues_unstarted_run_behind_session_holder(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60), Reply(text="Done.")]
     other = await harness.begin(harness.spec(server, persist=True, session_id=SESSION))
-    left = Left(harness, server)
+    left = OrphanedRun(harness, server)
     await harness.app.store.runs.create(left.spec)
     dead_holder = f"{os.uname().nodename}:{2**22 + 1}:1.00"
     statement = "UPDATE runs SET holder = ? WHERE run_id = ?"
@@ -570,7 +570,7 @@ async def test_resume_with_slow_lease_store(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     leases = harness.app.store.leases
     acquire = leases.acquire
 
@@ -585,7 +585,7 @@ async def test_resume_with_slow_lease_store(
 async def test_reader_sees_end_that_arrives_during_lookup(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     runs = harness.app.store.runs
     carrier = runs.carrier
 
@@ -601,7 +601,7 @@ async def test_reader_sees_end_that_arrives_during_lookup(
 
 async def test_resume_after_shutdown(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     await left.add(left.event("run.interrupted"))
     assert await harness.engine.resume_all() == [left.spec.run_id]
     events = [event async for event in harness.engine.subscribe(left.spec.run_id, left.seq)]
@@ -609,7 +609,7 @@ async def test_resume_after_shutdown(harness: Harness, server: ModelServer) -> N
 
 
 async def test_resume_skips_run_with_leased_session(harness: Harness, server: ModelServer) -> None:
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     token = await harness.app.store.leases.acquire(f"session:{SESSION}", "another process", 60)
     assert await harness.engine.resume_all() == []
     await harness.app.store.leases.release(f"session:{SESSION}", token)
@@ -619,7 +619,7 @@ async def test_resume_skips_run_with_leased_session(harness: Harness, server: Mo
 
 async def test_next_turn_waits_for_resumed_run(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="First."), Reply(text="Second.")]
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     run = await harness.run(server, "and now?", persist=True, session_id=SESSION)
     assert run.result["completed"] is True
     texts = [content for _, content in await rows_of(harness)]
@@ -628,7 +628,7 @@ async def test_next_turn_waits_for_resumed_run(harness: Harness, server: ModelSe
 
 
 async def test_control_for_run_of_other_process_is_stored(harness: Harness, server: ModelServer) -> None:
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     assert await harness.engine.control(left.spec.run_id, Control("steer", {"text": "x"}, control_id="s")) == "applied"
     assert await harness.app.store.runs.controlled([left.spec.run_id]) == [left.spec.run_id]
     assert await harness.engine.control("run_unknown", Control("interrupt")) == "unknown"
@@ -718,7 +718,7 @@ async def test_kill_at_any_moment_leaves_resumable_run(
 
 async def test_background_task_resumes_interrupted_runs(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     await harness.app.store.idempotency.claim("s", "k", "f", run_id="run_never_made")
     harness.app.serve()
     events = await left.log()
@@ -737,7 +737,7 @@ async def test_subscribing_to_orphaned_run_resumes_it(harness: Harness, server: 
     server.script = [Reply(text="Done.")]
     harness.engine.start_background_tasks()
     await harness.engine.resume_all()
-    left = await Left(harness, server).begin()
+    left = await OrphanedRun(harness, server).begin()
     async with asyncio.timeout(SURELY_S):
         if reads == "status":
             while (record := await harness.engine.get(left.spec.run_id)) is None or not record.state.ended:
@@ -752,7 +752,7 @@ async def test_concurrent_readers_resume_run_once(
     server.script = [Reply(text="Done."), Reply(text="Done twice.")]
     harness.engine.start_background_tasks()
     await harness.engine.resume_all()
-    left, runs = Left(harness, server), harness.app.store.runs
+    left, runs = OrphanedRun(harness, server), harness.app.store.runs
     await runs.create(left.spec)
     statement = "UPDATE runs SET holder = ?, created_at = created_at - 60 WHERE run_id = ?"
     dead_holder = f"{os.uname().nodename}:{2**22 + 1}:1.00"

@@ -17,7 +17,7 @@ from .clients import eventually
 from .conftest import Api, Json
 
 
-class Held:
+class HeldCall:
     """A method of a store whose first call has done its work and does not return yet."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
@@ -50,7 +50,7 @@ async def unended(api: Api) -> list[Any]:
 async def test_disconnect_during_run_submission_continues_run(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.model.script = [Reply(text="Hello.")]
     spec, engine = RunSpec("hi", "hall"), api.app.engine
-    held = Held(monkeypatch, type(api.app.store.runs), "append")
+    held = HeldCall(monkeypatch, type(api.app.store.runs), "append")
     await held.leave(asyncio.create_task(engine.submit(spec)))
     record: Any = await eventually(lambda: engine.get(spec.run_id), lambda value: value and value.state.ended)
     assert record.state.status == "completed"
@@ -63,7 +63,7 @@ async def test_disconnect_during_first_response_store(
     api: Api, monkeypatch: pytest.MonkeyPatch, body: Json, headers: dict[str, str]
 ) -> None:
     api.model.script = [Reply(text="Hello.")]
-    held, handling = Held(monkeypatch, type(api.context.stored_responses), "put"), list[asyncio.Task[Any]]()
+    held, handling = HeldCall(monkeypatch, type(api.context.stored_responses), "put"), list[asyncio.Task[Any]]()
     prepare = responses.prepare
 
     async def prepared(*args: Any) -> Any:
@@ -87,7 +87,7 @@ async def test_disconnect_during_first_response_store(
 
 async def test_disconnect_during_idempotency_claim(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.model.script = [Reply(text="Hello.")]
-    held, handling = Held(monkeypatch, type(api.app.store.idempotency), "claim"), list[asyncio.Task[Any]]()
+    held, handling = HeldCall(monkeypatch, type(api.app.store.idempotency), "claim"), list[asyncio.Task[Any]]()
     whole = IdempotentExecutor.answer
 
     async def answered(*args: Any) -> Any:

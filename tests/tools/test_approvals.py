@@ -16,7 +16,7 @@ from hermes.tools.framework import approvals
 from hermes.tools.framework.approvals import _mentions
 from hermes.tools.framework.questions import ApprovalRequest
 from hermes.tools.framework.registry import ToolContext
-from runs.test_resume import Left
+from runs.test_resume import OrphanedRun
 from support.model_server import Call, ModelServer, Reply, Request
 
 from .commanding import SURELY_S, ToolSession
@@ -310,7 +310,7 @@ async def test_approval_before_crash_counts_for_one_request(harness: Harness, se
 
     harness.offer(tool("act", act, effect="read"))
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server, toolsets=frozenset({"x"}), answerable=False).begin()
+    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"}), answerable=False).begin()
     await left.say("", calls=[Call("act", {}, id="c1")])
     await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
     await left.add(left.event("approval.resolved", approval_id="apr_1", choice="once", by="user"))

@@ -16,7 +16,7 @@ from hermes.store.base import Row
 from hermes.tools import delegation
 from hermes.tools.framework.questions import ApprovalRequest
 from hermes.tools.framework.registry import ToolContext, ToolDef
-from runs.test_resume import SESSION, Left
+from runs.test_resume import SESSION, OrphanedRun
 from support.model_server import Call, ModelServer, Reply, Request
 
 
@@ -321,25 +321,25 @@ async def test_child_approval_timeout(make_harness: MakeHarness, server: ModelSe
 # ---- found again
 
 
-async def left_with_a_call(harness: Harness, server: ModelServer, **fields: Any) -> Left:
+async def left_with_a_call(harness: Harness, server: ModelServer, **fields: Any) -> OrphanedRun:
     """A run as a process left it that was killed while it waited for its child."""
-    left = await Left(harness, server, toolsets=frozenset({"delegation", "x"}), **fields).begin()
+    left = await OrphanedRun(harness, server, toolsets=frozenset({"delegation", "x"}), **fields).begin()
     call = delegate("count")
     await left.say("", calls=[call])
     await left.start(call, "effect")
     return left
 
 
-async def left_child(harness: Harness, server: ModelServer, parent: Left) -> Left:
+async def left_child(harness: Harness, server: ModelServer, parent: OrphanedRun) -> OrphanedRun:
     run_id = child_id(parent.spec.run_id)
     fields = {"kind": "subagent", "source": "subagent", "parent": (parent.spec.run_id, "call_d")}
-    child = Left(harness, server, run_id=run_id, **fields, on_detach=parent.spec.on_detach)
+    child = OrphanedRun(harness, server, run_id=run_id, **fields, on_detach=parent.spec.on_detach)
     child.spec = child.spec.replace(session_id=f"delegate_{run_id[4:]}", parent_session_id=SESSION)
     await parent.add(parent.event("subagent.started", call_id="call_d", child_run_id=run_id, goal="count"))
     return child
 
 
-async def begin(child: Left) -> None:
+async def begin(child: OrphanedRun) -> None:
     session = child.spec.session_id
     await child.harness.app.store.runs.create(child.spec)
     started = child.event("run.started", kind="subagent", model="m", provider="p", user_row=None, session_id=session)

@@ -24,7 +24,7 @@ from hermes.tools.diagnostics import diagnostics
 from hermes.tools.file_access import Lines
 from hermes.tools.framework import approvals
 from hermes.tools.framework.registry import ToolError
-from runs.test_resume import Left
+from runs.test_resume import OrphanedRun
 from support.model_server import Call, ModelServer, Reply
 
 from .filing import KNOWN, FileTools, Json
@@ -562,7 +562,7 @@ async def test_interrupted_file_call_ends_exactly_once(
     path.write_bytes(b"new\n" if was_done else b"old\n")
     before = path.stat()
     server.script = [Reply(text="Done.")]
-    left = await Left(harness, server, on_detach="continue").begin()
+    left = await OrphanedRun(harness, server, on_detach="continue").begin()
     call = Call(name, CUT_OFF[name], id="call_1")
     await left.say("", calls=[call])
     digests = {"before": {str(path): sha(b"old\n")}, "after": {str(path): sha(b"new\n")}}
