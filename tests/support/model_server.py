@@ -148,11 +148,11 @@ class ModelServer:
             return
         self._stopping = True
         runner, self._runner = self._runner, None
-        left = [*self._active, *self._connections]
+        remaining = [*self._active, *self._connections]
         for task in self._active:
             task.cancel()
         await runner.cleanup()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*remaining, return_exceptions=True)
         # A connection that never asked anything is known to the runner alone, which cancels without waiting.
         await asyncio.sleep(0)
 
@@ -301,20 +301,20 @@ def _limit(reply: Reply, delivery: Delivery) -> int | None:
 
 async def _write(response: web.StreamResponse, record: Request, delivery: Delivery, limit: int | None) -> None:
     assert record.reply is not None
-    left = delivery.size if limit is None else min(limit, delivery.size)
+    size = delivery.size if limit is None else min(limit, delivery.size)
     sizes = _sizes(record.reply.packets)
     for pause, data in delivery.parts:
-        if left <= 0:
+        if size <= 0:
             return
         if pause:
             await asyncio.sleep(pause)
-        for packet in _packets(data[:left], sizes):
+        for packet in _packets(data[:size], sizes):
             await response.write(packet)
             record.sent += len(packet)
             if sizes is not None:
                 # Without a turn of the loop the kernel would hand the packets over as one.
                 await asyncio.sleep(0)
-        left -= len(data)
+        size -= len(data)
 
 
 def _sizes(packets: int | list[int] | None) -> Iterator[int] | None:

@@ -89,7 +89,7 @@ class HermesProcess(subprocess.Popen[Any]):
             "env": environ,
             "session": start_new_session,
         }
-        stdio = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
+        stdio = [own if fd == -1 else fd for own, fd in enumerate((p2cread, c2pwrite, errwrite))]
         self.pid = _preloaded().fork(request, stdio)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]

@@ -69,8 +69,8 @@ def _samples(op: Any, arg: Any) -> list[str]:
     if op is ops.LITERAL:
         return [chr(arg)]
     if op in (ops.NOT_LITERAL, ops.ANY, ops.IN):
-        one = re.compile(_source(op, arg), re.S)
-        fitting = [char for char in _SAMPLES if one.fullmatch(char)]
+        matcher = re.compile(_source(op, arg), re.S)
+        fitting = [char for char in _SAMPLES if matcher.fullmatch(char)]
         named = [chr(value) for kind, value in (arg if op is ops.IN else ()) if kind is ops.LITERAL]
         return list(dict.fromkeys([*fitting[:1], *(char for char in named if char in fitting), *fitting[-1:]]))[:4]
     if op in (ops.MAX_REPEAT, ops.MIN_REPEAT, ops.POSSESSIVE_REPEAT):

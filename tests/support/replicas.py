@@ -36,7 +36,7 @@ class Replicas:
         self, pid: int | None = None, *, other_than: int | None = None
     ) -> tuple[int, aiohttp.ClientSession]:
         pids = [gateway.process.pid for gateway in self.gateways]
-        at = next(at for at, one in enumerate(pids) if pid in (None, one) and one != other_than)
+        at = next(at for at, candidate in enumerate(pids) if pid in (None, candidate) and candidate != other_than)
         connector = aiohttp.TCPConnector(limit=1, keepalive_timeout=SURELY_S)
         client = aiohttp.ClientSession(self.gateways[at].url, connector=connector)
         self._clients.push_async_callback(client.close)
@@ -46,9 +46,9 @@ class Replicas:
         return (await self.client())[1]
 
     async def both(self) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
-        pid, one = await self.client()
+        pid, client = await self.client()
         _, other = await self.client(other_than=pid)
-        return one, other
+        return client, other
 
     def go(self) -> None:
         """Let the commands end that wait for it."""

@@ -641,13 +641,13 @@ def conversation(protocol: Protocol, *messages: dict[str, Any]) -> dict[str, Any
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("asks_to_continue", [False, True])
 async def test_text_is_continued(
-    server: ModelServer, http: aiohttp.ClientSession, protocol: Protocol, asked: bool
+    server: ModelServer, http: aiohttp.ClientSession, protocol: Protocol, asks_to_continue: bool
 ) -> None:
     reply = Reply(text=["one ", "two ", "three"], reasoning="hm", tool_calls=[Call("act")])
     server.script = [reply]
-    more = conversation(protocol, assistant_message("one t"), *([GO_ON] if asked else []))
+    more = conversation(protocol, assistant_message("one t"), *([GO_ON] if asks_to_continue else []))
     _, body = await fetch(http, protocol, **more)
     rest = Reply(text=["wo ", "three"], tool_calls=[Call("act")], continues=False)
     plain = [(name, strip_ids(data)) for name, data in events_of(body)]

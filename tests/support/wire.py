@@ -158,8 +158,8 @@ def pieces(text: str | list[str]) -> list[str]:
 def turns(protocol: Protocol, body: Json) -> list[Turn]:
     """The request's messages in order, the instructions first."""
     if protocol == "responses":
-        asked = body.get("input") or []
-        items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        request_items = body.get("input") or []
+        items = [{"role": "user", "content": request_items}] if isinstance(request_items, str) else request_items
         instructions = body.get("instructions")
     else:
         items, instructions = body.get("messages") or [], body.get("system")
@@ -190,10 +190,10 @@ def _text_of(content: object) -> str:
     return "".join(part.get("text") or _text_of(part.get("content")) for part in parts)
 
 
-def already_said(text: str, asked: list[Turn]) -> str:
+def already_said(text: str, turns: list[Turn]) -> str:
     """The longest beginning of the text that the conversation ends with, a request to go on aside; empty when none."""
     joined, best, asides = "", "", 0
-    for turn in reversed([turn for turn in asked if turn.role != "system"]):
+    for turn in reversed([turn for turn in turns if turn.role != "system"]):
         if turn.role == "assistant":
             joined, asides = turn.text + joined, 0
         elif turn.role == "user" and not asides:
@@ -209,11 +209,11 @@ def already_said(text: str, asked: list[Turn]) -> str:
 
 
 def _rest(parts: list[str], skip: int) -> list[str]:
-    left = []
+    remaining = []
     for part in parts:
-        left.append(part[skip:])
+        remaining.append(part[skip:])
         skip = max(0, skip - len(part))
-    return [part for part in left if part]
+    return [part for part in remaining if part]
 
 
 def settle(protocol: Protocol, reply: Reply, body: Json) -> Answer:
@@ -362,10 +362,10 @@ def _responses_usage(usage: dict[str, int]) -> Json:
 def _reasoning_item(answer: Answer) -> Item:
     text = "".join(answer.reasoning)
     base: Json = {"id": f"rs_{answer.seed}", "type": "reasoning", "summary": []}
-    done = {**base, "summary": [{"type": "summary_text", "text": text}] if text else []}
+    completed = {**base, "summary": [{"type": "summary_text", "text": text}] if text else []}
     if answer.encrypted:
-        done["encrypted_content"] = answer.encrypted
-    return Item(base, done, answer.reasoning)
+        completed["encrypted_content"] = answer.encrypted
+    return Item(base, completed, answer.reasoning)
 
 
 def _message_item(answer: Answer, status: str) -> Item:
@@ -376,10 +376,10 @@ def _message_item(answer: Answer, status: str) -> Item:
 
 
 def _call_item(answer: Answer, index: int, call: Said) -> Item:
-    prefix, kind, given = ("ctc", "custom_tool_call", "input") if call.custom else ("fc", "function_call", "arguments")
+    prefix, kind, field = ("ctc", "custom_tool_call", "input") if call.custom else ("fc", "function_call", "arguments")
     base: Json = {"id": f"{prefix}_{answer.seed}{index:02d}", "type": kind, "call_id": call.id, "name": call.name}
-    added = {**base, "status": "in_progress", given: ""}
-    return Item(added, {**base, "status": "completed", given: call.arguments}, call.fragments)
+    added = {**base, "status": "in_progress", field: ""}
+    return Item(added, {**base, "status": "completed", field: call.arguments}, call.fragments)
 
 
 def _text_part(text: str) -> Json:
@@ -661,8 +661,8 @@ def _error_events(protocol: Protocol, answer: Answer, key: str) -> list[Event]:
     if protocol == "chat":
         return [Event(error_body)]
     error = error_body["error"]
-    shown = {"code": error["code"] or "server_error", "message": error["message"], "param": error["param"]}
-    return [Event(shown, "error"), Event({"response": _failed_response(answer, error)}, "response.failed")]
+    error_data = {"code": error["code"] or "server_error", "message": error["message"], "param": error["param"]}
+    return [Event(error_data, "error"), Event({"response": _failed_response(answer, error)}, "response.failed")]
 
 
 # --- Whole bodies ------------------------------------------------------------------------------------------------

@@ -48,9 +48,9 @@ class Server:
 
     async def both(self) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
         """A client of each worker."""
-        pid, one = await self.client()
+        pid, client = await self.client()
         _, other = await self.client(other_than=pid)
-        return one, other
+        return client, other
 
     @property
     def pids(self) -> set[int]:
