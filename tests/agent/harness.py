@@ -70,12 +70,12 @@ class CompletedRun:
     def actions(self) -> list[str]:
         """The recovery actions in order, switches to a fallback included."""
         switch = {"type": "model.retrying", "action": "fallback"}
-        done = [
+        switches = [
             switch if event["type"] == "model.switched" else event
             for event in self.events_of("model.retrying", "model.switched")
         ]
         # A switch may have been announced as well, as every wait is.
-        return [event["action"] for event in done if event is switch or event["action"] != "fallback"]
+        return [event["action"] for event in switches if event is switch or event["action"] != "fallback"]
 
     def tool_results(self) -> list[Json]:
         """The parsed tool messages of this turn, as the result shows them, without the frame of foreign ones."""
@@ -259,10 +259,10 @@ def stall_after(marker: str, reply: Reply) -> Callable[[Request], Reply]:
 
 def scripted(*steps: Reply | Callable[[Request], Reply]) -> Callable[[Request], Reply]:
     """A handler that takes one step after another; a step is a reply or makes one of the request."""
-    left = list(steps)
+    remaining = list(steps)
 
     def handle(request: Request) -> Reply:
-        step = left.pop(0)
+        step = remaining.pop(0)
         return step(request) if callable(step) else step
 
     return handle
@@ -276,23 +276,23 @@ def sent(request: Request, *roles: str) -> list[tuple[str, str]]:
 async def in_thread(work: Callable[[], T]) -> T:
     """The result of blocking work, done in a thread without a loop."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
     def carry_out() -> None:
         try:
             result = work()
         except BaseException as error:
-            tell(done.set_exception, error)
+            tell(future.set_exception, error)
         else:
-            tell(done.set_result, result)
+            tell(future.set_result, result)
 
     def tell(settle: Callable[[Any], None], value: Any) -> None:
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(lambda: done.done() or settle(value))
+            loop.call_soon_threadsafe(lambda: future.done() or settle(value))
 
     threading.Thread(target=carry_out, daemon=True).start()
     async with asyncio.timeout(20):
-        return await done
+        return await future
 
 
 def product_tasks() -> list[str]:

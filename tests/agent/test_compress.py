@@ -64,8 +64,8 @@ _budgets = st.builds(Budget, st.integers(300, 6000), st.integers(100, 2000), pro
 
 def whole_pieces(messages: list[Message]) -> bool:
     """Whether every result here comes after its call here, and every call has all its results."""
-    asked = [call["id"] for m in messages for call in m.get("tool_calls") or ()]
-    return asked == [m["tool_call_id"] for m in messages if m["role"] == "tool"]
+    ids = [call["id"] for m in messages for call in m.get("tool_calls") or ()]
+    return ids == [m["tool_call_id"] for m in messages if m["role"] == "tool"]
 
 
 # ---- sizes
@@ -188,8 +188,8 @@ LONG = "line of output\n" * 500
 
 def test_prune_replaces_results_by_one_line() -> None:
     arguments = '{"path": "src/main.py",\n "limit": 5}'
-    asked = calls("c1", arguments=arguments)
-    ((_, pruned),) = [prune([asked, result("c1", LONG)])]
+    call_message = calls("c1", arguments=arguments)
+    ((_, pruned),) = [prune([call_message, result("c1", LONG)])]
     assert pruned["tool_call_id"] == "c1" and pruned["role"] == "tool"
     line: str = pruned["content"]
     assert "\n" not in line and len(line) < 200

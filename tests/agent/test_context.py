@@ -230,9 +230,9 @@ async def test_compaction_keeps_calls_with_results(make_harness: MakeHarness, se
     history = text_turns(3, 1400) + [m for n in range(8) for m in tool_round(n, 900)] + text_turns(3, 1400)
     await compacted(harness, server, history)
     messages = server.requests[-1].body["messages"]
-    asked = [call["id"] for m in messages for call in m.get("tool_calls") or ()]
-    answered = [m["tool_call_id"] for m in messages if m["role"] == "tool"]
-    assert asked == answered
+    ids = [call["id"] for m in messages for call in m.get("tool_calls") or ()]
+    tool_call_ids = [m["tool_call_id"] for m in messages if m["role"] == "tool"]
+    assert ids == tool_call_ids
     roles = [m["role"] for m in messages[1:]]
     assert not any(a == b == "user" for a, b in itertools.pairwise(roles))
 
@@ -319,12 +319,12 @@ async def test_transcript_is_unchanged_by_repeated_compaction(make_harness: Make
         run = await harness.run(None, question, route=M, persist=True, session_id=SESSION)
         compactions += [event["method"] for event in run.events_of("context.compacted")]
         messages += [("user", question), ("assistant", ""), ("tool", ""), ("assistant", run.result["final_response"])]
-        shown = await sessions.get_messages(SESSION)
-        assert [row["role"] for row in shown] == [role for role, _ in messages]
-        assert all(row["content"] == text for row, (role, text) in zip(shown, messages, strict=True) if text)
-        assert all("seen" in row["content"] for row in shown if row["role"] == "tool")
-        assert [row["id"] for row in shown][: len(ids)] == ids
-        ids = [row["id"] for row in shown]
+        rows = await sessions.get_messages(SESSION)
+        assert [row["role"] for row in rows] == [role for role, _ in messages]
+        assert all(row["content"] == text for row, (role, text) in zip(rows, messages, strict=True) if text)
+        assert all("seen" in row["content"] for row in rows if row["role"] == "tool")
+        assert [row["id"] for row in rows][: len(ids)] == ids
+        ids = [row["id"] for row in rows]
         everything = await sessions.get_messages(SESSION, include_inactive=True)
         assert [row["id"] for row in everything if not row["model_only"]] == ids
         assert all(row["role"] != "tool" for row in everything if row["model_only"])
@@ -341,9 +341,9 @@ async def test_second_compaction_includes_first_summary(make_harness: MakeHarnes
     )
     for number in range(5, 11):
         await harness.run(None, filler_text(f"question {number}", 1400), route=M, persist=True, session_id=SESSION)
-    asked = [json.dumps(request.body) for request in server.requests if is_summary_request(request)]
-    assert len(asked) >= 2
-    assert "SUMMARY: fox." in asked[1]
+    texts = [json.dumps(request.body) for request in server.requests if is_summary_request(request)]
+    assert len(texts) >= 2
+    assert "SUMMARY: fox." in texts[1]
 
 
 async def test_compaction_rebuilds_system_prompt(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -352,8 +352,8 @@ async def test_compaction_rebuilds_system_prompt(make_harness: MakeHarness, serv
     assert "Likes tea." not in system_of(server.requests[-1])
     harness.home.memories.mkdir()
     (harness.home.memories / "MEMORY.md").write_text("Likes tea.\n")
-    done = Reply(text="Done.", continues=False)
-    server.handler = lambda r: Reply(text="SUMMARY: fox.") if is_summary_request(r) else done
+    reply = Reply(text="Done.", continues=False)
+    server.handler = lambda r: Reply(text="SUMMARY: fox.") if is_summary_request(r) else reply
     run = await harness.run(None, filler_text("question 5", 6000), route=M, persist=True, session_id=SESSION)
     assert len(run.events_of("context.compacted")) == 1
     await harness.run(None, "and now?", route=M, persist=True, session_id=SESSION)

@@ -56,8 +56,8 @@ def quiet_home(home_folder: Path) -> None:
 
 
 def agent_for(server: ModelServer, protocol: str = "chat", **fields: Any) -> AIAgent:
-    given = {"base_url": f"{server.url}/v1", "api_mode": MODES[protocol], "model": "m", "api_key": KEY}
-    return AIAgent(**{**given, "enabled_toolsets": [], **fields})
+    arguments = {"base_url": f"{server.url}/v1", "api_mode": MODES[protocol], "model": "m", "api_key": KEY}
+    return AIAgent(**{**arguments, "enabled_toolsets": [], **fields})
 
 
 async def offer(*tools: Any) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def test_contract_arguments_are_accepted() -> None:
 def test_default_session_id_format() -> None:
     ids = {AIAgent().session_id for _ in range(20)}
     assert len(ids) == 20
-    assert all(re.fullmatch(r"\d{8}_\d{6}_[0-9a-f]{12}", one) for one in ids)
+    assert all(re.fullmatch(r"\d{8}_\d{6}_[0-9a-f]{12}", session_id) for session_id in ids)
     assert AIAgent(session_id="mine").session_id == "mine"
 
 
@@ -458,10 +458,10 @@ async def test_clarify_callback_answers_question(server: ModelServer, blocking: 
         Reply(tool_calls=[Call("clarify", {"question": "Which?", "choices": ["a", "b"]})]),
         Reply(text="Done."),
     ]
-    asked: list[Any] = []
+    questions: list[Any] = []
 
     def answer(question: str, choices: list[str]) -> str:
-        asked.append((question, choices))
+        questions.append((question, choices))
         return choices[1]
 
     agent = agent_for(server, enabled_toolsets=["clarify"], clarify_callback=answer)
@@ -469,7 +469,7 @@ async def test_clarify_callback_answers_question(server: ModelServer, blocking: 
         result = await in_thread(lambda: agent.run_conversation("hi"))
     else:
         result = await agent.arun_conversation("hi")
-    assert asked == [("Which?", ["a", "b"])]
+    assert questions == [("Which?", ["a", "b"])]
     assert '"answer": "b"' in result["messages"][2]["content"]
 
 

@@ -108,13 +108,13 @@ async def test_concurrent_steers_are_not_lost(server: ModelServer) -> None:
 async def test_turn_that_loses_session_lease_returns_to_waiter(
     server: ModelServer, database: SessionDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: dict[str, int] = {}
+    tokens: dict[str, int] = {}
     original = AsyncStore.begin
 
     async def begin(store: AsyncStore, *args: Any, **fields: Any) -> OpenedSession | None:
         result = await original(store, *args, **fields)
         if result is not None:
-            held[f"session:{result.session_id}"] = result.token
+            tokens[f"session:{result.session_id}"] = result.token
         return result
 
     monkeypatch.setattr(AsyncStore, "begin", begin)
@@ -124,7 +124,7 @@ async def test_turn_that_loses_session_lease_returns_to_waiter(
     waiter = asyncio.create_task(agent.arun_conversation("hi"))
     await server.until(lambda: server.open_streams == 1)
     leases, name = Async(Leases(database.engine)), f"session:{SESSION}"
-    await leases.release(name, held[name])
+    await leases.release(name, tokens[name])
     assert await leases.acquire(name, "another process", 60.0) is not None
     outcome = await settled(waiter)
     assert isinstance(outcome, Exception) or outcome["completed"] is False
@@ -150,7 +150,7 @@ async def test_turn_whose_store_breaks_returns_to_waiter(
         await server.until(lambda: server.open_streams == 1)
         spoken("")
     outcome = await settled(waiter)
-    assert (outcome["final_response"], [one["code"] for one in outcome["warnings"]]) == (
+    assert (outcome["final_response"], [warning["code"] for warning in outcome["warnings"]]) == (
         "Once upon",
         ["store_unavailable"],
     )

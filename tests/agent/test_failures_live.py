@@ -997,11 +997,11 @@ async def test_error_text_never_becomes_assistant_text(harness: Harness, server:
 
 
 async def test_attempts_are_numbered(harness: Harness, server: ModelServer) -> None:
-    seen: list[Request] = []
+    requests: list[Request] = []
 
     def answer(request: Request) -> Reply:
-        seen.append(request)
-        return Reply(reset_before_headers=True) if len(seen) < 3 else Reply(text="Done.")
+        requests.append(request)
+        return Reply(reset_before_headers=True) if len(requests) < 3 else Reply(text="Done.")
 
     server.handler = answer
     run = await harness.run(server)
@@ -1111,14 +1111,14 @@ async def test_rejected_image_is_replaced_by_note(
     harness: Harness, server: ModelServer, protocol: Protocol, status: int, refusal: str
 ) -> None:
     def answer(request: Request) -> Reply:
-        shown = "iVBORw0KGgo" in json.dumps(request.body) or "image/jpeg" in json.dumps(request.body)
-        return Reply(status=status, error=refusal) if shown else Reply(text="I see no image.")
+        has_image = "iVBORw0KGgo" in json.dumps(request.body) or "image/jpeg" in json.dumps(request.body)
+        return Reply(status=status, error=refusal) if has_image else Reply(text="I see no image.")
 
     server.handler = answer
     run = await harness.run(server, PICTURE, protocol=protocol)
     assert run.result["final_response"] == "I see no image."
-    (asked,) = [text for role, text in sent(server.requests[-1]) if role == "user"]
-    assert asked.startswith("What is this?") and "refused by the model's provider" in asked
+    (text,) = [text for role, text in sent(server.requests[-1]) if role == "user"]
+    assert text.startswith("What is this?") and "refused by the model's provider" in text
     (notice,) = run.events_of("notice")
     assert (notice["level"], notice["code"]) == ("warn", "image_rejected")
 

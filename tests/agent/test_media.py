@@ -77,17 +77,17 @@ async def test_endless_media_tag_is_released(quote: str) -> None:
 
 async def test_media_lookup_interrupted_by_stop_is_not_lost() -> None:
     out: list[str] = []
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def made(path: str) -> str | None:
-        if not asked.is_set():
-            asked.set()
+        if not requested.is_set():
+            requested.set()
             await asyncio.Event().wait()
         return FILES.get(path)
 
     outgoing = MediaTagFilter(out.append, made)
     task = asyncio.create_task(outgoing.feed("a MEDIA:/w/a.png b"))
-    await asked.wait()
+    await requested.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -185,11 +185,11 @@ async def test_interrupted_turn_keeps_its_image(media_harness: Harness, server: 
 
 
 async def test_resumed_run_sends_media_tags_to_model(media_harness: Harness, server: ModelServer) -> None:
-    left = await OrphanedRun(media_harness, server).begin()
-    await left.ask()
-    await left.leave_text(f"See {IMAGE} and ")
+    orphan = await OrphanedRun(media_harness, server).begin()
+    await orphan.ask()
+    await orphan.leave_text(f"See {IMAGE} and ")
     server.script = [Reply(text="See MEDIA:a.png and MEDIA:b.pdf")]
-    events = await left.taken_up()
+    events = await orphan.taken_up()
     assert ("assistant", "See MEDIA:a.png and ") in sent(server.requests[0])
     text = rebuilt(events)[MESSAGE]
     assert text.startswith(f"See {IMAGE} and [b.pdf](/api/sessions/{SESSION}/files/file_")

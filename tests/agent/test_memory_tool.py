@@ -22,7 +22,7 @@ EMPTY_LIST = {"pending": 0, "in_progress": 0, "completed": 0, "cancelled": 0}
 async def called(harness: Harness, server: ModelServer, name: str, *arguments: Json, **fields: Any) -> CompletedRun:
     """A turn in which the model calls a tool, once for each of the arguments, one step after the other."""
     harness.offer(memory.TOOL, todo.TOOL, clarify.TOOL)
-    steps = [Reply(tool_calls=[Call(name, given)]) for given in arguments]
+    steps = [Reply(tool_calls=[Call(name, argument)]) for argument in arguments]
     server.script = [*steps, Reply(text="Done.", continues=False)]
     run = await harness.run(server, **fields)
     assert run.result["final_response"] == "Done."
@@ -30,8 +30,8 @@ async def called(harness: Harness, server: ModelServer, name: str, *arguments: J
 
 
 async def remember(harness: Harness, server: ModelServer, *arguments: Json, **fields: Any) -> list[Json]:
-    given = [{"target": "memory", **one} for one in arguments]
-    return (await called(harness, server, "memory", *given, **fields)).tool_results()
+    calls = [{"target": "memory", **argument} for argument in arguments]
+    return (await called(harness, server, "memory", *calls, **fields)).tool_results()
 
 
 def file_of(harness: Harness, name: str = "MEMORY.md") -> Path:
@@ -56,8 +56,8 @@ async def test_memory_files_are_private(harness: Harness, server: ModelServer) -
     await remember(harness, server, {"action": "add", "content": "Likes tea."})
     assert stat.S_IMODE(file_of(harness).stat().st_mode) == 0o600
     assert stat.S_IMODE(harness.home.memories.stat().st_mode) == 0o700
-    left = {path.name for path in harness.home.memories.iterdir() if not path.name.startswith(".")}
-    assert {name for name in left if "lock" not in name} == {"MEMORY.md"}
+    names = {path.name for path in harness.home.memories.iterdir() if not path.name.startswith(".")}
+    assert {name for name in names if "lock" not in name} == {"MEMORY.md"}
 
 
 async def test_user_memory_has_own_file_and_limit(harness: Harness, server: ModelServer) -> None:

@@ -98,14 +98,14 @@ async def test_small_listed_window_uses_lean_prompt(listing: Listing, tmp_path: 
 
 
 async def test_model_list_is_cached_for_a_day_over_restarts(listing: Listing, tmp_path: Path) -> None:
-    for age_s, asked in ((3600.0, 0), (90_000.0, 1)):
+    for age_s, request_count in ((3600.0, 0), (90_000.0, 1)):
         cached = {f"{listing.url}/v1": {"fetched_at": time.time() - age_s, "windows": {"m": 9999}}}
         (tmp_path / "cache").mkdir(exist_ok=True)
         (tmp_path / "cache" / "models.json").write_text(json.dumps(cached))
         async with running_app(tmp_path) as app:
             await turn(app, listing.url, "chat_completions", "one")
             await settled(app)
-        assert len(listing.asked) == asked
+        assert len(listing.asked) == request_count
 
 
 @pytest.mark.parametrize("cached", ["", "[]", '{"x": 5}', '{"x": {"fetched_at": "y", "windows": {}}}'])

@@ -160,8 +160,8 @@ async def test_ping_events_extend_idle_timeout_threefold(
         running = await harness.begin(harness.spec(None, route=TO_P))
         run = await running.end(timeout=3)
         assert run.result["failure"] == "stale"
-        began, ended = run.event("model.started")["ts"], run.final["ts"]
-        assert 0.15 < ended - began < 1.5
+        started_at, ended = run.event("model.started")["ts"], run.final["ts"]
+        assert 0.15 < ended - started_at < 1.5
 
 
 # ---- looking names up
@@ -237,8 +237,8 @@ async def test_title_with_unknown_auxiliary_provider(make_harness: MakeHarness, 
 async def test_usage_of_all_continuations_is_counted(harness: Harness, server: ModelServer) -> None:
     parts = [("one ", "length", 100, 50), ("two ", "length", 150, 40), ("three", "stop", 200, 10)]
     server.script = [
-        Reply(text=text, finish=finish, usage={"input": given, "output": output}, continues=False)
-        for text, finish, given, output in parts
+        Reply(text=text, finish=finish, usage={"input": prompt_tokens, "output": output}, continues=False)
+        for text, finish, prompt_tokens, output in parts
     ]
     run = await harness.run(server, persist=True, session_id=SESSION)
     assert run.result["final_response"] == "one two three"
@@ -373,10 +373,10 @@ async def test_faulty_message_is_replaced_by_note_in_unpersisted_run(
     assert [message["role"] for message in run.result["messages"]] == ["user", "assistant"] * 2
     server.script = [Reply(text="Fine.")]
     await harness.run(server, "next", history=run.result["messages"])
-    asked = sent(server.requests[-1])
+    messages = sent(server.requests[-1])
     assert "POISON" not in body_of(server.requests[-1])
-    assert (asked[0], asked[-1]) == (("user", "before"), ("user", "next"))
-    assert [role for role, _ in asked] == ["user", "assistant", "user", "assistant", "user"]
+    assert (messages[0], messages[-1]) == (("user", "before"), ("user", "next"))
+    assert [role for role, _ in messages] == ["user", "assistant", "user", "assistant", "user"]
 
 
 # ---- text that looks like a secret

@@ -93,8 +93,8 @@ def test_skills_index_is_bounded_and_counts_omitted() -> None:
     skills = tuple((f"skill-{i:03}", "What it does, in one line of text.") for i in range(300))
     text = with_(skills=skills)
     index = next(part for part in text.split("\n\n") if part.startswith("Skills:"))
-    shown = index.count("- skill-")
-    assert 0 < shown < 300 and f"{300 - shown} more" in index
+    listed_count = index.count("- skill-")
+    assert 0 < listed_count < 300 and f"{300 - listed_count} more" in index
     assert len(index) <= 4_000
 
 
@@ -163,8 +163,8 @@ def test_prompt_digest_changes_with_inputs(changes: dict[str, Any], rebuilds: bo
 
 
 def test_prompt_digest_distinguishes_adjacent_fields() -> None:
-    one, two = replace(FULL, soul="a", instructions=""), replace(FULL, soul="", instructions="a")
-    assert one.digest() != two.digest()
+    first, two = replace(FULL, soul="a", instructions=""), replace(FULL, soul="", instructions="a")
+    assert first.digest() != two.digest()
 
 
 # ---- words from outside

@@ -166,15 +166,15 @@ async def test_identical_calls_are_executed_once(harness: Harness, server: Model
 
 
 async def test_tool_started_is_recorded_before_execution(harness: Harness, server: ModelServer) -> None:
-    seen: list[str] = []
+    texts: list[str] = []
 
     async def look(ctx: Any, _: Json) -> Json:
-        seen.extend(event.type for event in await harness.app.store.runs.read(ctx.run_id, 0, 1000))
+        texts.extend(event.type for event in await harness.app.store.runs.read(ctx.run_id, 0, 1000))
         return {"ok": True}
 
     harness.offer(tool("look", look))
     await one_round(harness, server, Call("look"), persist=True)
-    assert seen[-3:] == ["message.completed", "usage", "tool.started"]
+    assert texts[-3:] == ["message.completed", "usage", "tool.started"]
 
 
 @pytest.mark.parametrize(("effect", "synced"), [("effect", True), ("read", False)])
@@ -267,8 +267,8 @@ async def test_leaked_call_is_executed_and_hidden(
 @each_protocol
 async def test_leaked_client_tool_call_is_handed_on(harness: Harness, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(text="<function=ring><parameter=n>5</parameter></function>")]
-    shown = {"type": "function", "function": {"name": "ring", "parameters": NUMBER}}
-    run = await harness.run(server, protocol=protocol, client_tools=(shown,))
+    schema = {"type": "function", "function": {"name": "ring", "parameters": NUMBER}}
+    run = await harness.run(server, protocol=protocol, client_tools=(schema,))
     (call,) = run.result["pending_calls"]
     assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("ring", {"n": 5})
     assert (run.text(), run.final["finish_reason"]) == ("", "tool_calls")
@@ -360,7 +360,7 @@ TYPED = schema(["n"], n={"type": "integer"}, b={"type": "boolean"}, x={"type": "
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("value", "expected"),
     [
         ('{"n": "5"}', {"n": 5}),
         ('{"n": 5.0}', {"n": 5}),
@@ -373,21 +373,21 @@ TYPED = schema(["n"], n={"type": "integer"}, b={"type": "boolean"}, x={"type": "
     ],
 )
 async def test_tool_arguments_are_repaired_and_coerced(
-    harness: Harness, server: ModelServer, given: str, expected: Json
+    harness: Harness, server: ModelServer, value: str, expected: Json
 ) -> None:
     calls: list[Json] = []
     harness.offer(tool("look", recording(calls), parameters=TYPED))
-    await one_round(harness, server, Call("look", given))
+    await one_round(harness, server, Call("look", value))
     assert calls == [expected]
 
 
 @pytest.mark.parametrize(
-    "given", ['{"n": "five"}', '{"n": 5.5}', "{}", '{"n": 5, "z": 1}', '{"n": five}', "[5]", '{"n": 5} and more']
+    "value", ['{"n": "five"}', '{"n": 5.5}', "{}", '{"n": 5, "z": 1}', '{"n": five}', "[5]", '{"n": 5} and more']
 )
-async def test_invalid_tool_arguments_are_not_executed(harness: Harness, server: ModelServer, given: str) -> None:
+async def test_invalid_tool_arguments_are_not_executed(harness: Harness, server: ModelServer, value: str) -> None:
     calls: list[Json] = []
     harness.offer(tool("look", recording(calls), parameters=TYPED))
-    run = await one_round(harness, server, Call("look", given))
+    run = await one_round(harness, server, Call("look", value))
     assert calls == []
     assert run.tool_results()[0]["code"] == "invalid_arguments"
     assert run.event("tool.finished")["status"] == "error"
@@ -492,10 +492,10 @@ async def test_tool_timeout_cancels_call(harness: Harness, server: ModelServer, 
 async def test_tool_stopped_twice_logs_no_unhandled_exception() -> None:
     complaints: list[Json] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    began, go, ended = threading.Event(), threading.Event(), threading.Event()
+    started, go, ended = threading.Event(), threading.Event(), threading.Event()
 
     def look(_: Any, __: Json) -> Json:
-        began.set()
+        started.set()
         go.wait(10)
         ended.set()
         raise ToolError("It was stopped.", "interrupted")
@@ -505,7 +505,7 @@ async def test_tool_stopped_twice_logs_no_unhandled_exception() -> None:
     rounds.threads = threads
     ctx: Any = SimpleNamespace(cancelled=threading.Event())
     work = asyncio.create_task(rounds._in_thread(tool("look", look), ctx, {}))
-    await until(began.is_set)
+    await until(started.is_set)
     work.cancel()
     await until(ctx.cancelled.is_set)
     work.cancel()
@@ -813,10 +813,10 @@ async def test_clarify_runs_alone(harness: Harness, server: ModelServer) -> None
     harness.offer(clarify.TOOL, tool("look", **reading()))
     script(server, Call("clarify", {"question": "Which?"}), Call("look"))
     running = await harness.begin(harness.spec(server, answerable=True))
-    asked = await running.wait_for("clarify.requested")
+    event = await running.wait_for("clarify.requested")
     await asyncio.sleep(0.03)
     assert [event["name"] for event in running.events if event["type"] == "tool.started"] == ["clarify"]
-    await running.control("answer", id=asked["request_id"], answer="this")
+    await running.control("answer", id=event["request_id"], answer="this")
     run = await running.end()
     assert [event["name"] for event in run.events_of("tool.started")] == ["clarify", "look"]
 

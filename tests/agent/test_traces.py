@@ -70,8 +70,8 @@ async def test_trace_of_turn_with_tools_and_retry(harness: Harness, server: Mode
     ]
     completed = await harness.run(server, SECRET, provider="openai", session_id="s-1")
     assert completed.result["completed"]
-    seen = spans.get_finished_spans()
-    run = the(seen, "invoke_agent hermes")
+    spans_seen = spans.get_finished_spans()
+    run = the(spans_seen, "invoke_agent hermes")
     assert run.parent is None and run.status.status_code is StatusCode.UNSET
     assert dict(run.attributes or {}) == {
         "gen_ai.operation.name": "invoke_agent",
@@ -84,8 +84,8 @@ async def test_trace_of_turn_with_tools_and_retry(harness: Harness, server: Mode
         "hermes.run.id": completed.spec.run_id,
         "hermes.run.kind": "run",
     }
-    below = inside(seen, run)
-    assert len(below) == len(seen) - 1
+    below = inside(spans_seen, run)
+    assert len(below) == len(spans_seen) - 1
     chats = [span for span in below if span.name == "chat m"]
     fields = ("gen_ai.operation.name", "gen_ai.request.model", "gen_ai.provider.name")
     assert {attributes_of(span, *fields) for span in chats} == {("chat", "m", "openai")}
@@ -107,7 +107,7 @@ async def test_trace_of_turn_with_tools_and_retry(harness: Harness, server: Mode
     at = {event["type"]: int(event["ts"] * 1e9) for event in completed.events}
     assert (run.start_time, run.end_time) == (at["run.started"], at["run.completed"])
     assert all(run.start_time <= s.start_time <= s.end_time <= run.end_time for s in below)  # type: ignore[operator]
-    assert SECRET not in json.dumps([span.to_json() for span in seen])
+    assert SECRET not in json.dumps([span.to_json() for span in spans_seen])
 
 
 async def test_trace_of_turn_failing_mid_answer(harness: Harness, server: ModelServer) -> None:
@@ -152,12 +152,12 @@ async def test_trace_of_subagents_is_nested(harness: Harness, server: ModelServe
 
     server.handler = handle
     await harness.run(server)
-    seen = spans.get_finished_spans()
-    root = next(span for span in seen if span.parent is None)
-    [delegated] = [span for span in inside(seen, root) if span.name == "execute_tool delegate_task"]
-    children = inside(seen, delegated)
+    observed = spans.get_finished_spans()
+    root = next(span for span in observed if span.parent is None)
+    [delegated] = [span for span in inside(observed, root) if span.name == "execute_tool delegate_task"]
+    children = inside(observed, delegated)
     assert [span.name for span in children] == ["invoke_agent hermes"] * 2
-    assert [[s.name for s in inside(seen, child)] for child in children] == [["chat m"]] * 2
+    assert [[s.name for s in inside(observed, child)] for child in children] == [["chat m"]] * 2
 
 
 async def test_trace_continues_incoming_traceparent(harness: Harness, server: ModelServer) -> None:
@@ -232,5 +232,5 @@ print([name for name in sys.modules if name.startswith("opentelemetry")])
 
 def test_traces_off_load_no_library(make_harness: MakeHarness) -> None:
     make_harness({"agent": {"api_max_retries": 0}})
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+    result = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.stdout.strip(), result.stderr) == ("[]", "")

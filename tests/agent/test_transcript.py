@@ -293,24 +293,24 @@ async def test_history_after_every_ending_is_well_formed(
     assert roles[0] == "user"
     assert roles[-1] == "user"
     assert [role for at, role in enumerate(roles) if at and role == roles[at - 1] == "user"] == []
-    asked, answered = call_ids(request)
-    assert sorted(asked) == sorted(answered)
+    call_ids_sent, result_ids = call_ids(request)
+    assert sorted(call_ids_sent) == sorted(result_ids)
 
 
 def call_ids(request: Request) -> tuple[list[str], list[str]]:
     """The ids of the calls and of the results in a request, whatever the protocol."""
-    asked: list[str] = []
-    answered: list[str] = []
+    ids: list[str] = []
+    tool_call_ids: list[str] = []
     for item in request.body.get("input") or request.body["messages"]:
-        asked += [call["id"] for call in item.get("tool_calls") or ()]
+        ids += [call["id"] for call in item.get("tool_calls") or ()]
         if item.get("role") == "tool":
-            answered.append(item["tool_call_id"])
+            tool_call_ids.append(item["tool_call_id"])
         if item.get("type") in ("function_call", "function_call_output"):
-            (asked if item["type"] == "function_call" else answered).append(item["call_id"])
+            (ids if item["type"] == "function_call" else tool_call_ids).append(item["call_id"])
         for block in item["content"] if isinstance(item.get("content"), list) else ():
-            asked += [block["id"]] if block.get("type") == "tool_use" else []
-            answered += [block["tool_use_id"]] if block.get("type") == "tool_result" else []
-    return asked, answered
+            ids += [block["id"]] if block.get("type") == "tool_use" else []
+            tool_call_ids += [block["tool_use_id"]] if block.get("type") == "tool_result" else []
+    return ids, tool_call_ids
 
 
 @each_protocol
@@ -564,7 +564,7 @@ async def test_generated_title_is_one_clean_line(make_harness: MakeHarness, serv
 async def test_titled_session_is_not_titled_again(make_harness: MakeHarness, server: ModelServer) -> None:
     harness, title = await titled(make_harness, server, "Greeting a fox")
     assert title == "Greeting a fox"
-    asked = len(server.requests)
+    count = len(server.requests)
     await turn(harness, server)
     await nothing_left(server)
-    assert len(server.requests) == asked + 1
+    assert len(server.requests) == count + 1
