@@ -16,8 +16,8 @@ __all__ = ["harness", "make_harness", "one_tls_context", "quick", "server"]
 @pytest.fixture(scope="session")
 def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a NATS server: a test takes a namespace of its own there."""
-    if given := os.environ.get("HERMES_TEST_NATS_URL"):
-        yield given
+    if url := os.environ.get("HERMES_TEST_NATS_URL"):
+        yield url
         return
     with nats_server(tmp_path_factory.mktemp("nats")) as running:
         yield running.url

@@ -145,8 +145,8 @@ async def test_event_that_came_while_the_store_was_read_shows_what_is_missing(bu
 
 async def test_has_subscribers_follows_subscriptions(bus: MemoryBus) -> None:
     assert not bus.has_subscribers("run_1")
-    one, two = bus.subscribe("run_1"), bus.subscribe("run_1")
-    bus.unsubscribe("run_1", one)
+    first, two = bus.subscribe("run_1"), bus.subscribe("run_1")
+    bus.unsubscribe("run_1", first)
     assert bus.has_subscribers("run_1")
     bus.unsubscribe("run_1", two)
     bus.unsubscribe("run_1", two)

@@ -70,9 +70,9 @@ async def wait_for_stored(side: ReplicaBus, after: int, expected: list[int]) -> 
 
 @pytest.fixture
 async def buses(shared_nats: str, namespace: str) -> AsyncIterator[tuple[ReplicaBus, ReplicaBus]]:
-    one, other = [await ReplicaBus(shared_nats, namespace).open() for _ in range(2)]
-    yield one, other
-    await one.close()
+    first, other = [await ReplicaBus(shared_nats, namespace).open() for _ in range(2)]
+    yield first, other
+    await first.close()
     await other.close()
 
 
@@ -168,17 +168,17 @@ async def test_replica_starts_with_nats_that_does_not_answer_for_a_while(
 ) -> None:
     """Once it is connected, it goes on by itself."""
     monkeypatch.setattr("hermes.bus.nats_connection.NATS_SYNC_S_MAX", 0.05)
-    one, other = [await ReplicaBus(own_nats.url, "t").open() for _ in range(2)]
-    one.members._holder, other.members._holder = "elsewhere:1:1.00", "elsewhere:2:2.00"
+    first, other = [await ReplicaBus(own_nats.url, "t").open() for _ in range(2)]
+    first.members._holder, other.members._holder = "elsewhere:1:1.00", "elsewhere:2:2.00"
     await other.members.start()
-    server = NatsPeerServer(one.connection, {}, {})
+    server = NatsPeerServer(first.connection, {}, {})
     own_nats.pause()
-    await one.members.start()
+    await first.members.start()
     await server.start()
     own_nats.go_on()
-    await eventually(lambda: one.members.names() and other.members.names())
+    await eventually(lambda: first.members.names() and other.members.names())
     await server.close()
-    for side in (one, other):
+    for side in (first, other):
         await side.close()
 
 
@@ -226,13 +226,13 @@ async def receive_until(subscription: Any, last: int) -> list[int]:
 
 
 async def test_events_reach_reader_of_other_replica(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
-    one, other = buses
+    first, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
     sent = [delta(seq, text) for seq, text in enumerate(("a", "ä", "half \ud800", "", "z"), start=1)]
     for event in sent:
-        one.bus.publish(RUN, event)
+        first.bus.publish(RUN, event)
     events: list[Event] = []
     async with asyncio.timeout(SURELY_S):
         while len(events) < len(sent):
@@ -241,7 +241,7 @@ async def test_events_reach_reader_of_other_replica(buses: tuple[ReplicaBus, Rep
 
 
 async def test_sink_is_given_events_of_other_replica(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
-    one, other = buses
+    first, other = buses
     seqs: list[int] = []
 
     def sink(event: Event) -> bool:
@@ -254,14 +254,14 @@ async def test_sink_is_given_events_of_other_replica(buses: tuple[ReplicaBus, Re
     waiting = asyncio.ensure_future(reader.take())
     await asyncio.sleep(0)
     for seq in (1, 2, 3):
-        one.bus.publish(RUN, delta(seq))
+        first.bus.publish(RUN, delta(seq))
     await eventually(lambda: seqs == [1, 2, 3])
     assert not waiting.done() and reader.delivered_seq == 3
     waiting.cancel()
 
 
 async def test_readers_of_one_run_share_a_subscription(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
-    one, other = buses
+    first, other = buses
     client = other.connection.client
     assert client is not None
     before = len(client._subs)
@@ -269,7 +269,7 @@ async def test_readers_of_one_run_share_a_subscription(buses: tuple[ReplicaBus, 
     for reader in readers:
         await other.bus.watch(RUN, reader)
     assert len(client._subs) == before + 1 and all(reader.join(0) for reader in readers)
-    one.bus.publish(RUN, delta(1))
+    first.bus.publish(RUN, delta(1))
     assert [await receive_until(reader, 1) for reader in readers] == [[1]] * 3
     for reader in readers:
         other.bus.unwatch(RUN, reader)
@@ -277,15 +277,15 @@ async def test_readers_of_one_run_share_a_subscription(buses: tuple[ReplicaBus, 
 
 
 async def test_missing_events_are_noticed_and_found_in_stream(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
-    one, other = buses
+    first, other = buses
     for seq in (1, 2):
-        one.bus.publish(RUN, delta(seq))
-    assert one.connection.client is not None
-    await eventually(lambda: not one.bus._outgoing)
-    await one.connection.sync()
+        first.bus.publish(RUN, delta(seq))
+    assert first.connection.client is not None
+    await eventually(lambda: not first.bus._outgoing)
+    await first.connection.sync()
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
-    one.bus.publish(RUN, delta(3))
+    first.bus.publish(RUN, delta(3))
     async with asyncio.timeout(SURELY_S):
         await reader.wait(SURELY_S)
     assert not reader.join(0) and not reader.join(1)
@@ -295,32 +295,32 @@ async def test_missing_events_are_noticed_and_found_in_stream(buses: tuple[Repli
 
 
 async def test_lost_message_makes_reader_catch_up(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
-    one, other = buses
+    first, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
-    one.bus.publish(RUN, delta(1))
+    first.bus.publish(RUN, delta(1))
     assert await receive_until(reader, 1) == [1]
-    one.bus.publish(RUN, delta(2))
-    one.bus._outgoing.clear()
-    one.bus.publish(RUN, delta(3))
+    first.bus.publish(RUN, delta(2))
+    first.bus._outgoing.clear()
+    first.bus.publish(RUN, delta(3))
     await eventually(lambda: reader.overflowed)
     assert not reader.join(1) and await other.bus.recent(RUN, 1) == []
     reader.restart(keep=True)
     assert reader.join(3)
-    one.bus.publish(RUN, delta(4))
+    first.bus.publish(RUN, delta(4))
     assert await receive_until(reader, 4) == [4]
 
 
 async def test_repeated_events_are_dropped(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
-    one, other = buses
+    first, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
-    assert reader.join(0) and one.connection.client is not None
-    subject = f"{one.connection.prefix}.events.{RUN}"
+    assert reader.join(0) and first.connection.client is not None
+    subject = f"{first.connection.prefix}.events.{RUN}"
     for seqs in ((1, 2), (1, 2), (2, 3)):
         [data] = encode_batches([delta(seq) for seq in seqs])
-        await one.connection.client.publish(subject, data)
+        await first.connection.client.publish(subject, data)
     assert await receive_until(reader, 3) == [1, 2, 3]
 
 
@@ -328,12 +328,12 @@ async def test_repeated_events_are_dropped(buses: tuple[ReplicaBus, ReplicaBus])
     "data", [b"", b"x", b"m", b"m\xc1", b"j{", frames.encode(1), frames.encode([1, [["a"]]]), frames.encode([0, []])]
 )
 async def test_bad_batch_does_not_end_subscription(buses: tuple[ReplicaBus, ReplicaBus], data: bytes) -> None:
-    one, other = buses
+    first, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
-    assert reader.join(0) and one.connection.client is not None
-    await one.connection.client.publish(f"{one.connection.prefix}.events.{RUN}", data)
-    one.bus.publish(RUN, delta(1))
+    assert reader.join(0) and first.connection.client is not None
+    await first.connection.client.publish(f"{first.connection.prefix}.events.{RUN}", data)
+    first.bus.publish(RUN, delta(1))
     assert await receive_until(reader, 1) == [1]
     assert await wait_for_stored(other, 0, [1]) == [1]
 
@@ -350,11 +350,11 @@ def test_large_batch_is_split_and_large_event_is_a_reference() -> None:
 
 
 async def test_reference_sends_reader_to_store(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
-    one, other = buses
+    first, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
-    one.bus.publish(RUN, delta(1, "x" * 300_000))
+    first.bus.publish(RUN, delta(1, "x" * 300_000))
     await eventually(lambda: reader.overflowed)
     assert not reader.join(0)
     reader.restart(keep=True)
@@ -362,27 +362,27 @@ async def test_reference_sends_reader_to_store(buses: tuple[ReplicaBus, ReplicaB
 
 
 async def test_publishing_without_nats_drops_and_wakes_readers(own_nats: NatsServer) -> None:
-    one, other = [await ReplicaBus(own_nats.url, "t").open() for _ in range(2)]
-    reader, local = other.bus.subscribe(RUN), one.bus.subscribe(RUN)
+    first, other = [await ReplicaBus(own_nats.url, "t").open() for _ in range(2)]
+    reader, local = other.bus.subscribe(RUN), first.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
     own_nats.stop(forget=True)
-    await eventually(lambda: not one.connection.connected and reader.overflowed)
-    one.bus.publish(RUN, delta(1))
+    await eventually(lambda: not first.connection.connected and reader.overflowed)
+    first.bus.publish(RUN, delta(1))
     assert [event.seq for event in await local.take()] == [1]
-    await eventually(lambda: one.bus.dropped == 1)
+    await eventually(lambda: first.bus.dropped == 1)
     assert await other.bus.recent(RUN, 0) == []
     reader.restart(keep=True)
     own_nats.start()
     # Readers must look at the store once more when NATS is back, and its streams too.
-    await eventually(lambda: one.connection.connected and reader.overflowed)
+    await eventually(lambda: first.connection.connected and reader.overflowed)
     reader.restart(keep=True)
-    one.bus.publish(RUN, delta(2))
+    first.bus.publish(RUN, delta(2))
     await reader.wait(SURELY_S)
     # The stream is empty now, and the event before this one was never sent.
     assert not reader.join(0) and reader.join(1)
     assert await receive_until(reader, 2) == [2]
-    await one.close()
+    await first.close()
     await other.close()
 
 
@@ -396,7 +396,7 @@ async def test_stalled_nats_bounds_what_waits(own_nats: NatsServer, monkeypatch:
 
 
 async def test_event_published_here_ends_following(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
-    one, other = buses
+    first, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
@@ -404,8 +404,8 @@ async def test_event_published_here_ends_following(buses: tuple[ReplicaBus, Repl
     assert reader.overflowed
     reader.restart(keep=False)
     assert reader.join(4096)
-    one.bus.publish(RUN, delta(1))
-    await eventually(lambda: not one.bus._outgoing)
+    first.bus.publish(RUN, delta(1))
+    await eventually(lambda: not first.bus._outgoing)
     other.bus.publish(RUN, delta(4097))
     assert await receive_until(reader, 4097) == [4097]
 
@@ -456,8 +456,8 @@ async def test_replica_value_round_trip(buses: tuple[ReplicaBus, ReplicaBus], an
 
 @pytest.mark.parametrize("run_id", ["run.1", "*", ">", "a b", "x\r\nPUB y 0\r\n", "", "ä" * 200])
 async def test_any_run_id_is_one_token_of_a_subject(buses: tuple[ReplicaBus, ReplicaBus], run_id: str) -> None:
-    one, other = buses
-    subject = one.connection.events_subject(run_id)
+    first, other = buses
+    subject = first.connection.events_subject(run_id)
     assert subject.count(".") == 3 and subject.isascii() and not set(subject) & set("*> \r\n")
     reader, stranger = other.bus.subscribe(run_id), other.bus.subscribe("run_2")
     await other.bus.watch(run_id, reader)
@@ -465,7 +465,7 @@ async def test_any_run_id_is_one_token_of_a_subject(buses: tuple[ReplicaBus, Rep
     assert reader.join(0) and stranger.join(0)
     event = delta(1)
     event.run_id = run_id
-    one.bus.publish(run_id, event)
+    first.bus.publish(run_id, event)
     assert await receive_until(reader, 1) == [1]
     assert not stranger._events
 
@@ -498,11 +498,11 @@ async def test_bad_replica_name_is_gone(buses: tuple[ReplicaBus, ReplicaBus], an
 
 async def test_unknown_replica_is_gone_at_once(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
     async def ask() -> float:
-        began = time.monotonic()
+        started_at = time.monotonic()
         with pytest.raises(PeerGone):
             await buses[1].peers.ask(name_of("nobody:1:2.00"), "echo", 1)
         assert [value async for value in buses[1].peers.follow(name_of("nobody:1:2.00"), "count", 1, False)] == []
-        return time.monotonic() - began
+        return time.monotonic() - started_at
 
     await once_within(3.0, ask)
 
@@ -535,47 +535,47 @@ async def test_replica_stream_idle_keepalive(
 async def test_members_are_seen_counted_and_leave(
     buses: tuple[ReplicaBus, ReplicaBus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = (side.members for side in buses)
-    one._holder, other._holder = "elsewhere:1:1.00", "elsewhere:2:2.00"
+    first, other = (side.members for side in buses)
+    first._holder, other._holder = "elsewhere:1:1.00", "elsewhere:2:2.00"
     lost: list[str] = []
     other.on_gone.append(lost.append)
-    await one.start()
+    await first.start()
     await other.start()
-    await eventually(lambda: one.names() and other.names())
-    assert other.names() == [name_of(one._holder)]
-    one.put("alice", 2)
-    one.put("bob", 1)
-    one.put(None, 3)
+    await eventually(lambda: first.names() and other.names())
+    assert other.names() == [name_of(first._holder)]
+    first.put("alice", 2)
+    first.put("bob", 1)
+    first.put(None, 3)
     await eventually(lambda: other.others(None) == 3)
     assert (other.others("alice"), other.others("carol")) == (2, 0)
-    one.put("alice", 0)
+    first.put("alice", 0)
     await eventually(lambda: other.others(None) == 1)
-    await one.close()
+    await first.close()
     await eventually(lambda: lost == ["elsewhere:1:1.00"])
     assert other.names() == [] and other.others(None) == 0
 
 
 async def test_silent_member_is_gone(buses: tuple[ReplicaBus, ReplicaBus], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.bus.nats_members.REPLICA_GONE_S", 1.0)
-    one, other = (side.members for side in buses)
-    one._holder = "elsewhere:1:1.00"
+    first, other = (side.members for side in buses)
+    first._holder = "elsewhere:1:1.00"
     await other.start()
-    await one.start()
+    await first.start()
     await eventually(lambda: len(other.names()) == 1)
-    assert one._beating is not None
-    one._beating.cancel()
+    assert first._beating is not None
+    first._beating.cancel()
     await eventually(lambda: other.names() == [])
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02\x03"])
 async def test_bad_sign_of_life_is_ignored(buses: tuple[ReplicaBus, ReplicaBus], data: bytes) -> None:
-    one, other = buses
+    first, other = buses
     await other.members.start()
-    client = one.connection.client
+    client = first.connection.client
     assert client is not None
-    await client.publish(f"{one.connection.prefix}.alive", data)
-    one.members._holder = "elsewhere:1:1.00"
-    await one.members.start()
+    await client.publish(f"{first.connection.prefix}.alive", data)
+    first.members._holder = "elsewhere:1:1.00"
+    await first.members.start()
     await eventually(lambda: len(other.members.names()) == 1)
 
 
@@ -606,9 +606,9 @@ async def test_message_given_back_comes_again_later(buses: tuple[ReplicaBus, Rep
     delivery = await queue.take(SURELY_S)
     assert delivery is not None
     await delivery.nak(0.2)
-    began = time.monotonic()
+    started_at = time.monotonic()
     again = await queue.take(SURELY_S)
-    assert again is not None and again.count == 2 and time.monotonic() - began > 0.1
+    assert again is not None and again.count == 2 and time.monotonic() - started_at > 0.1
 
 
 async def test_queue_without_nats(own_nats: NatsServer) -> None:

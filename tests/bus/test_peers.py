@@ -88,12 +88,12 @@ async def test_peer_of_other_user_is_rejected(peer: PeerFixture, monkeypatch: py
 
 
 async def test_socket_of_dead_process_is_removed(peer: PeerFixture) -> None:
-    left = peer.folder / name_of("elsewhere:1:2.00")
-    with socket.socket(socket.AF_UNIX) as sock, unix_sockets.reachable(left) as path:
+    stale = peer.folder / name_of("elsewhere:1:2.00")
+    with socket.socket(socket.AF_UNIX) as sock, unix_sockets.reachable(stale) as path:
         sock.bind(path)
-    assert peer.peers.names() == [left.name]
+    assert peer.peers.names() == [stale.name]
     assert await peer.peers.ask_all("echo", 1) == {}
-    assert not left.exists() and peer.peers.names() == []
+    assert not stale.exists() and peer.peers.names() == []
 
 
 async def test_peer_stream_is_followed_to_end(peer: PeerFixture) -> None:
