@@ -59,7 +59,7 @@ class Editor:
 
     async def request_permission(self, session_id: str, tool_call: Any, options: Any, **_: Any) -> Any:
         request = {"sessionId": session_id, "toolCall": tool_call.model_dump(by_alias=True, exclude_none=True)}
-        request["options"] = [one.model_dump(by_alias=True, exclude_none=True) for one in options]
+        request["options"] = [option.model_dump(by_alias=True, exclude_none=True) for option in options]
         async with self._changed:
             self.permission_requests.append(request)
             self._changed.notify_all()
@@ -90,7 +90,7 @@ class Editor:
     async def create_terminal(
         self, session_id: str, command: str, args: Any = None, env: Any = None, cwd: str | None = None, **_: Any
     ) -> CreateTerminalResponse:
-        environ = {**os.environ, "OF_EDITOR": "yes", **{one.name: one.value for one in env or ()}}
+        environ = {**os.environ, "OF_EDITOR": "yes", **{variable.name: variable.value for variable in env or ()}}
         process = await asyncio.create_subprocess_exec(
             *(command, *args),
             env=environ,
@@ -140,15 +140,19 @@ class Editor:
         info = Implementation(name="editor", title="Editor", version="1")
         return await self.agent.initialize(protocol_version=1, client_capabilities=offered, client_info=info)
 
-    async def until(self, seen: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
         async with self._changed, asyncio.timeout(WAIT_S):
-            await self._changed.wait_for(seen)
+            await self._changed.wait_for(condition)
 
     def kinds(self, session_id: str | None = None) -> list[str]:
-        return [update["sessionUpdate"] for one, update in self.updates if session_id in (None, one)]
+        return [update["sessionUpdate"] for updated_id, update in self.updates if session_id in (None, updated_id)]
 
     def of(self, kind: str, session_id: str | None = None) -> list[dict[str, Any]]:
-        return [update for one, update in self.updates if update["sessionUpdate"] == kind and session_id in (None, one)]
+        return [
+            update
+            for updated_id, update in self.updates
+            if update["sessionUpdate"] == kind and session_id in (None, updated_id)
+        ]
 
     def text(self, kind: str = "agent_message_chunk", session_id: str | None = None) -> str:
         return "".join(update["content"].get("text", "") for update in self.of(kind, session_id))

@@ -105,7 +105,7 @@ class Cli:
 
     def sessions(self) -> list[dict[str, Any]]:
         with contextlib.closing(SessionDB(self.home / "state.db")) as db:
-            return [db.get_session(one["id"]) or {} for one in db.list_sessions()]
+            return [db.get_session(session["id"]) or {} for session in db.list_sessions()]
 
     def messages(self) -> list[tuple[str, Any]]:
         """The one conversation that there is."""

@@ -33,20 +33,20 @@ class Screen:
 
     def feed(self, text: str) -> int:
         """Take in what was written; how often the program asked where the cursor is."""
-        text, at, asked = self._left + text, 0, 0
+        text, at, queries = self._left + text, 0, 0
         self._left = ""
         while at < len(text):
             if text[at] != "\x1b":
                 self._put(text[at])
                 at += 1
             elif match := _SEQUENCE.match(text, at):
-                asked += match[2] == "n"
+                queries += match[2] == "n"
                 self._steer(match[1] or "", match[2] or "")
                 at = match.end()
             else:
                 self._left = text[at:]  # the rest of it is still to come
                 break
-        return asked
+        return queries
 
     def _put(self, char: str) -> None:
         if char == "\n":

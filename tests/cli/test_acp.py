@@ -91,11 +91,11 @@ async def test_prompt_with_image_and_resources(cli: Cli) -> None:
         answer = await editor.agent.prompt(session_id=session_id, prompt=blocks)
         assert answer.stop_reason == "end_turn"
         await editor.agent.load_session(cwd=str(cli.folder), session_id=session_id, mcp_servers=[])
-        again = [one["content"] for one in editor.of("user_message_chunk")]
-    assert [one["type"] for one in again] == ["text", "image", "image"]
+        again = [chunk["content"] for chunk in editor.of("user_message_chunk")]
+    assert [block["type"] for block in again] == ["text", "image", "image"]
     assert again[0]["text"].startswith("Look at [a.py]") and "x = 1" not in again[0]["text"]
     assert again[2]["data"] == PNG
-    [message] = [one for one in cli.model.requests[-1].body["messages"] if one["role"] == "user"]
+    [message] = [message for message in cli.model.requests[-1].body["messages"] if message["role"] == "user"]
     parts = message["content"]
     assert f"Look at [a.py]({cli.folder}/a.py)[a.py]({cli.folder}/a.py#L1:1)" in parts[0]["text"]
     assert parts[1]["text"] == "File a.py:\nx = 1\n"
@@ -132,8 +132,12 @@ async def test_file_tools_see_unsaved_buffers_and_write_through_editor(cli: Cli)
         assert (await prompt(editor, session_id, "go")).stop_reason == "end_turn"
         assert editor.buffers[path] == "whole\n"
         assert editor.writes == [path, path, real(cli, "sub/b.txt")]
-        calls = {one["toolCallId"]: one for one in editor.of("tool_call")}
-        ends = {one["toolCallId"]: one for one in editor.of("tool_call_update") if one.get("status") == "completed"}
+        calls = {call["toolCallId"]: call for call in editor.of("tool_call")}
+        ends = {
+            update["toolCallId"]: update
+            for update in editor.of("tool_call_update")
+            if update.get("status") == "completed"
+        }
     assert "1|unsaved" in cli.model_messages(1)[-2][1] and "1|one" in cli.model_messages(1)[-1][1]
     assert (cli.folder / "a.txt").read_text() == "whole\n"
     assert (calls["c1"]["kind"], calls["c1"]["title"]) == ("read", "Read a.txt")
@@ -159,7 +163,7 @@ async def test_editor_is_never_asked_for_refused_paths(cli: Cli) -> None:
         editor.buffers |= {real(cli, "key.txt"): key, str(cli.home / ".env"): "SOME"}
         await prompt(editor, await new_session(editor, cli), "go")
         assert editor.reads == [real(cli, "key.txt")]
-        assert [one["status"] for one in editor.of("tool_call_update")] == ["failed", "failed"]
+        assert [update["status"] for update in editor.of("tool_call_update")] == ["failed", "failed"]
     results = [text for role, text in cli.model_messages() if role == "tool"]
     assert all("path_refused" in text for text in results) and not any("MIIE" in text for text in results)
 
@@ -188,12 +192,12 @@ async def test_approval_is_permission_request(
     async with editing(cli, *args) as editor:
         editor.choose = lambda _: choice
         assert (await prompt(editor, await new_session(editor, cli), "go")).stop_reason == "end_turn"
-        [asked] = editor.permission_requests
-        kinds = {one["optionId"]: one["kind"] for one in asked["options"]}
+        [request] = editor.permission_requests
+        kinds = {option["optionId"]: option["kind"] for option in request["options"]}
         assert kinds["once"] == "allow_once" and kinds["session"] == "allow_always" and kinds["deny"] == "reject_once"
-        assert asked["toolCall"]["toolCallId"] == "c1" and asked["toolCall"]["kind"] == "execute"
-        assert "touch made" in str(asked["toolCall"]["content"])
-        assert [one["status"] for one in editor.of("tool_call")] == ["pending"]
+        assert request["toolCall"]["toolCallId"] == "c1" and request["toolCall"]["kind"] == "execute"
+        assert "touch made" in str(request["toolCall"]["content"])
+        assert [call["status"] for call in editor.of("tool_call")] == ["pending"]
         assert editor.of("tool_call_update")[-1]["status"] == status
     assert (cli.folder / "made").exists() is is_run
 
@@ -238,9 +242,13 @@ async def test_commands_run_in_terminals_of_editor(cli: Cli) -> None:
         session_id = (await editor.agent.new_session(cwd=str(cli.folder), mcp_servers=[])).session_id
         await prompt(editor, session_id, "go")
         assert editor.released == ["term_0", "term_1"] and editor.killed == []
-        shown = [one for one in (*editor.of("tool_call"), *editor.of("tool_call_update")) if one["toolCallId"] == "c1"]
-        assert shown[-1]["content"] == [{"type": "terminal", "terminalId": "term_0"}]
-        assert shown[-1]["status"] == "completed"
+        call_updates = [
+            update
+            for update in (*editor.of("tool_call"), *editor.of("tool_call_update"))
+            if update["toolCallId"] == "c1"
+        ]
+        assert call_updates[-1]["content"] == [{"type": "terminal", "terminalId": "term_0"}]
+        assert call_updates[-1]["status"] == "completed"
     first, second, third = [json.loads(text) for role, text in cli.model_messages() if role == "tool"]
     assert (first["exit_code"], first["output"].strip()) == (3, "of=yes key=")
     assert second["output"].split() == [real(cli, "sub"), "mine=1"] and "made" in str(third)
@@ -289,7 +297,7 @@ async def test_plan_from_todo(cli: Cli) -> None:
     async with editing(cli) as editor:
         await prompt(editor, await new_session(editor, cli), "go")
         [plan] = editor.of("plan")
-    assert [(one["content"], one["status"]) for one in plan["entries"]] == [
+    assert [(entry["content"], entry["status"]) for entry in plan["entries"]] == [
         (f"step {at}", state) for at, state in enumerate(states[:3])
     ]
 
@@ -303,7 +311,11 @@ async def test_clarify_question_offers_choices(cli: Cli) -> None:
     async with editing(cli) as editor:
         editor.choose = lambda _: "1"
         await prompt(editor, await new_session(editor, cli), "go")
-        assert [one["name"] for one in editor.permission_requests[0]["options"]] == ["red", "blue", "None of these"]
+        assert [option["name"] for option in editor.permission_requests[0]["options"]] == [
+            "red",
+            "blue",
+            "None of these",
+        ]
         assert len(editor.permission_requests) == 1
     first, second = [text for role, text in cli.model_messages() if role == "tool"]
     assert '"blue"' in first and "cannot ask this" in second
@@ -334,7 +346,7 @@ async def test_cancel_stops_streamed_answer_and_keeps_it(cli: Cli) -> None:
         waiting = asyncio.create_task(prompt(editor, session_id, "and then"))
         await editor.until(lambda: bool(editor.text()))
         await editor.agent.cancel(session_id=session_id)
-        assert [(await one).stop_reason for one in (asking, waiting)] == ["cancelled", "cancelled"]
+        assert [(await pending).stop_reason for pending in (asking, waiting)] == ["cancelled", "cancelled"]
     assert cli.messages()[-1] == ("assistant", "The beginning of")
 
 
@@ -356,9 +368,9 @@ async def test_sessions_run_at_the_same_time(cli: Cli) -> None:
         first = await new_session(editor, cli)
         second = (await editor.agent.new_session(cwd=str(other), mcp_servers=[])).session_id
         answers = await asyncio.gather(prompt(editor, first, "a"), prompt(editor, second, "b"))
-        assert [one.stop_reason for one in answers] == ["end_turn", "end_turn"]
+        assert [answer.stop_reason for answer in answers] == ["end_turn", "end_turn"]
         assert editor.text(session_id=first) == editor.text(session_id=second) == "one two"
-    assert {one["cwd"] for one in cli.sessions()} == {str(cli.folder), str(other)}
+    assert {session["cwd"] for session in cli.sessions()} == {str(cli.folder), str(other)}
 
 
 async def test_load_replays_and_list_finds_session(way: tuple[Cli, list[str]]) -> None:
@@ -380,11 +392,11 @@ async def test_load_replays_and_list_finds_session(way: tuple[Cli, list[str]]) -
         assert (entry.session_id, entry.cwd) == (session_id, str(cli.folder)) and entry.updated_at
         assert (await editor.agent.list_sessions(cwd="/nowhere")).sessions == []
         state = await editor.agent.load_session(cwd=str(cli.folder), session_id=session_id, mcp_servers=[])
-        assert {one.id for one in state.config_options} >= {"mode", "model", "effort"}
+        assert {option.id for option in state.config_options} >= {"mode", "model", "effort"}
         await editor.until(lambda: "available_commands_update" in editor.kinds())
         assert editor.text("user_message_chunk") == "go on" and editor.text() == "Done."
         assert editor.text("agent_thought_chunk") == "I wonder."
-        ends = {one["toolCallId"]: one["status"] for one in editor.of("tool_call_update")}
+        ends = {update["toolCallId"]: update["status"] for update in editor.of("tool_call_update")}
         assert ends == {"c1": "completed", "c2": "failed"}
         assert editor.of("plan")[0]["entries"][0]["content"] == "step"
         assert (await prompt(editor, session_id, "again")).stop_reason == "end_turn"
@@ -403,11 +415,11 @@ async def test_server_of_another_home(elsewhere: Cli) -> None:
         editor.choose = lambda _: "deny"
         await editor.initialize(terminal=True)
         state = await editor.agent.new_session(cwd=str(elsewhere.folder), mcp_servers=[])
-        options = {one.id: one for one in state.config_options}
+        options = {option.id: option for option in state.config_options}
         assert state.modes is None and set(options) == {"model", "effort"}
         assert options["model"].current_value == "hermes-agent"
         await editor.until(lambda: "available_commands_update" in editor.kinds())
-        commands = {one["name"] for one in editor.of("available_commands_update")[0]["availableCommands"]}
+        commands = {command["name"] for command in editor.of("available_commands_update")[0]["availableCommands"]}
         assert "usage" in commands and not {"yolo", "memory", "compress"} & commands
         assert (await prompt(editor, state.session_id, "go")).stop_reason == "end_turn"
         assert len(editor.permission_requests) == 1 and editor.reads == [] and editor.terminals == {}
@@ -439,7 +451,7 @@ async def test_list_goes_on_behind_cursor(cli: Cli) -> None:
         first = await editor.agent.list_sessions()
         second = await editor.agent.list_sessions(cursor=first.next_cursor)
         assert second.next_cursor is None
-        assert len({one.session_id for one in (*first.sessions, *second.sessions)}) == 60
+        assert len({session.session_id for session in (*first.sessions, *second.sessions)}) == 60
         with pytest.raises(RequestError, match="cursor"):
             await editor.agent.list_sessions(cursor="nonsense")
 
@@ -464,23 +476,23 @@ async def test_modes_and_config_options(cli: Cli) -> None:
         await editor.initialize()
         state = await editor.agent.new_session(cwd=str(cli.folder), mcp_servers=[])
         assert state.modes.current_mode_id == "manual"
-        assert [one.id for one in state.modes.available_modes] == ["manual", "smart", "off"]
-        options = {one.id: one for one in state.config_options}
+        assert [available_mode.id for available_mode in state.modes.available_modes] == ["manual", "smart", "off"]
+        options = {option.id: option for option in state.config_options}
         assert options["model"].current_value == "custom/m"
-        assert [one.value for one in options["model"].options] == ["custom/m", "more/other"]
+        assert [option.value for option in options["model"].options] == ["custom/m", "more/other"]
         await editor.agent.set_session_mode(session_id=state.session_id, mode_id="off")
         assert (await prompt(editor, state.session_id, "go")).stop_reason == "end_turn"
         assert editor.permission_requests == [] and (cli.folder / "made").exists()
         for name, value in (("effort", "high"), ("model", "more/other"), ("mode", "manual")):
             answer = await editor.agent.set_config_option(session_id=state.session_id, config_id=name, value=value)
-            assert {one.id: one.current_value for one in answer.config_options}[name] == value
+            assert {option.id: option.current_value for option in answer.config_options}[name] == value
         for name, value in (("effort", "endless"), ("model", "none/none"), ("nothing", "x")):
             with pytest.raises(RequestError, match="Invalid params"):
                 await editor.agent.set_config_option(session_id=state.session_id, config_id=name, value=value)
         with pytest.raises(RequestError, match="modeId"):
             await editor.agent.set_session_mode(session_id=state.session_id, mode_id="nothing")
         back = await editor.agent.set_config_option(session_id=state.session_id, config_id="model", value="custom/m")
-        assert {one.id: one.current_value for one in back.config_options}["model"] == "custom/m"
+        assert {option.id: option.current_value for option in back.config_options}["model"] == "custom/m"
         cli.script(Reply(text="Thought."))
         await prompt(editor, state.session_id, "again")
     assert '"high"' in json.dumps(cli.model.requests[-1].body)
@@ -494,7 +506,9 @@ async def test_slash_commands(cli: Cli) -> None:
     async with editing(cli) as editor:
         session_id = await new_session(editor, cli)
         await editor.until(lambda: "available_commands_update" in editor.kinds())
-        commands = {one["name"]: one for one in editor.of("available_commands_update")[0]["availableCommands"]}
+        commands = {
+            command["name"]: command for command in editor.of("available_commands_update")[0]["availableCommands"]
+        }
         assert commands["greet"]["description"] == "How to greet" and commands["model"]["input"]["hint"]
         assert not {"quit", "new", "resume", "approve", "stop"} & set(commands)
         assert (await prompt(editor, session_id, "/status")).stop_reason == "end_turn"
@@ -502,9 +516,9 @@ async def test_slash_commands(cli: Cli) -> None:
         await prompt(editor, session_id, "/tools list")
         assert "terminal" in editor.text()
         await prompt(editor, session_id, "/reasoning high")
-        assert {one["id"]: one["currentValue"] for one in editor.of("config_option_update")[-1]["configOptions"]}[
-            "effort"
-        ] == "high"
+        assert {
+            option["id"]: option["currentValue"] for option in editor.of("config_option_update")[-1]["configOptions"]
+        }["effort"] == "high"
         await prompt(editor, session_id, "/reasoning endless")
         assert "no effort" in editor.text()
         assert cli.model.requests == []
@@ -591,9 +605,9 @@ def test_missing_extra_says_what_to_install(cli: Cli, monkeypatch: pytest.Monkey
     for name in [name for name in sys.modules if name.startswith("hermes.cli.acp.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "acp", None)
-    done = cli.run("acp")
-    assert done.returncode == 78 and done.stdout == ""
-    assert "extra `acp`" in done.stderr and "hermes install acp" in done.stderr
+    result = cli.run("acp")
+    assert result.returncode == 78 and result.stdout == ""
+    assert "extra `acp`" in result.stderr and "hermes install acp" in result.stderr
 
 
 def test_standard_input_must_be_a_pipe(cli: Cli) -> None:

@@ -96,14 +96,18 @@ async def test_session_as_zed_sends_it(cli: Cli) -> None:
         ]
         ended = await lines.ask(2, "session/prompt", {"sessionId": session_id, "prompt": blocks})
         assert ended["result"]["stopReason"] == "end_turn"
-        shown = [one["sessionUpdate"] for one in lines.updates]
-        assert shown[0] == "available_commands_update"
-        assert shown.index("tool_call") < shown.index("tool_call_update") < shown.index("agent_message_chunk")
+        session_updates = [update["sessionUpdate"] for update in lines.updates]
+        assert session_updates[0] == "available_commands_update"
+        assert (
+            session_updates.index("tool_call")
+            < session_updates.index("tool_call_update")
+            < session_updates.index("agent_message_chunk")
+        )
         assert lines.requests[0]["params"] == {"sessionId": session_id, "path": str(cli.folder / "main.rs")}
         lines.write({"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": session_id}})
         lines.write({"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": 2}})
         listed = await lines.ask("three", "session/list", {})
-        assert [one["sessionId"] for one in listed["result"]["sessions"]] == [session_id]
+        assert [session["sessionId"] for session in listed["result"]["sessions"]] == [session_id]
         writer.close()
         assert await asyncio.to_thread(process.wait, WAIT_S) == 0
     assert "todo!()" in cli.model_messages(1)[-1][1] and "made it" in cli.model_messages(2)[-1][1]
@@ -187,11 +191,11 @@ async def test_session_as_codecompanion_sends_it(cli: Cli) -> None:
         session_id = new["result"]["sessionId"]
         effort = {"sessionId": session_id, "configId": "effort", "value": "high"}
         options = (await lines.ask(4, "session/set_config_option", effort))["result"]["configOptions"]
-        assert [one["currentValue"] for one in options if one["id"] == "effort"] == ["high"]
+        assert [option["currentValue"] for option in options if option["id"] == "effort"] == ["high"]
         params = {"sessionId": session_id, "prompt": [{"type": "text", "text": "go"}]}
         assert (await lines.ask(5, "session/prompt", params))["result"]["stopReason"] == "end_turn"
-        writes = [one["params"] for one in lines.requests if one["method"] == "fs/write_text_file"]
-    assert [(one["sessionId"], one["content"]) for one in writes] == [(session_id, "new\n")]
+        writes = [request["params"] for request in lines.requests if request["method"] == "fs/write_text_file"]
+    assert [(write["sessionId"], write["content"]) for write in writes] == [(session_id, "new\n")]
     assert "not_found" in cli.model_messages(1)[-1][1]
     assert not (cli.folder / "new.txt").exists()  # what the editor has taken is up to the editor
 

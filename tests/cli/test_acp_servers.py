@@ -213,8 +213,8 @@ async def test_servers_as_zed_sends_them(cli: Cli) -> None:
         lines.write(INITIALIZE)
         await lines.answer(0)
         new = await lines.ask(1, "session/new", {"cwd": str(cli.folder), "mcpServers": servers})
-        asked = {"sessionId": new["result"]["sessionId"], "prompt": [{"type": "text", "text": "Add."}]}
-        assert (await lines.ask(2, "session/prompt", asked))["result"]["stopReason"] == "end_turn"
-        calls = [one for one in lines.updates if one["sessionUpdate"] == "tool_call"]
-        assert [one["title"].split(":")[0] for one in calls] == ["mcp_context7_add"]
+        params = {"sessionId": new["result"]["sessionId"], "prompt": [{"type": "text", "text": "Add."}]}
+        assert (await lines.ask(2, "session/prompt", params))["result"]["stopReason"] == "end_turn"
+        calls = [update for update in lines.updates if update["sessionUpdate"] == "tool_call"]
+        assert [call["title"].split(":")[0] for call in calls] == ["mcp_context7_add"]
     assert '"total": 7' in cli.model_messages(1)[-1][1]

@@ -45,10 +45,10 @@ def test_chat_streams_and_renders_markdown(cli_or_server: Cli) -> None:
     assert ("through the server" in head) is (cli_or_server.server is not None)
     terminal.send("hello")
     screen = terminal.until("1,200 tokens in, 34 out")
-    shown = screen[screen.index("› hello") :]
+    text = screen[screen.index("› hello") :]
     for line in ("Plan", "This is bold.", "  • one", "  • two", "  x = 1"):
-        assert f"\n{line}\n" in shown
-    assert "**" not in shown and "```" not in shown and "|--|" not in shown
+        assert f"\n{line}\n" in text
+    assert "**" not in text and "```" not in text and "|--|" not in text
     terminal.until(" m · 1,234 tokens")
     screen = leave(terminal)
     [session] = cli_or_server.sessions()
@@ -327,8 +327,8 @@ def test_chat_multi_line_message(cli: Cli) -> None:
     terminal.until("lines")
     terminal.send("")
     terminal.until("Answer 1.")
-    asked = [text for role, text in cli.model_messages() if role == "user"]
-    assert asked == ["first\nsecond\nthird", "pasted\nlines"]
+    texts = [text for role, text in cli.model_messages() if role == "user"]
+    assert texts == ["first\nsecond\nthird", "pasted\nlines"]
 
 
 def test_chat_ctrl_j_begins_another_line(cli: Cli) -> None:
@@ -506,8 +506,8 @@ def test_chat_resume(cli_or_server: Cli) -> None:
     terminal.send("who am I?")
     terminal.until("\nAnn.")
     leave(terminal)
-    done = cli_or_server.run("-r", session["id"][:18], "-z", "and now?")
-    assert done.stdout == "Still Ann.\n"
+    result = cli_or_server.run("-r", session["id"][:18], "-z", "and now?")
+    assert result.stdout == "Still Ann.\n"
     assert [role for role, _ in cli_or_server.messages()] == ["user", "assistant"] * 3
 
 

@@ -68,7 +68,7 @@ def test_config_show_names_value_and_source(
     monkeypatch.setenv("API_SERVER_PORT", "5")
     write(home, "\nmodel: gpt", "API_SERVER_HOST=::")
     assert run(home, "config", "show", provider="openai") == 0
-    shown = lines(capsys)
+    output = lines(capsys)
     for line in (
         "model.default = gpt  (config.yaml line 2)",
         "model.provider = openai  (flag)",
@@ -77,7 +77,7 @@ def test_config_show_names_value_and_source(
         "agent.max_turns = 90  (default)",
         'agent.context_files = [".hermes.md", "HERMES.md", "AGENTS.md"]  (default)',
     ):
-        assert line in shown
+        assert line in output
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -103,10 +103,10 @@ def test_config_never_prints_secrets(
 def test_config_show_json(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     write(home, "timezone: UTC")
     run(home, "config", "show", json=True)
-    shown = document(capsys)
-    assert (shown["profile"], shown["home"]) == ("default", str(home.path))
+    output = document(capsys)
+    assert (output["profile"], output["home"]) == ("default", str(home.path))
     expected = {"key": "timezone", "value": "UTC", "source": "file", "where": "config.yaml line 1"}
-    assert expected in shown["settings"]
+    assert expected in output["settings"]
 
 
 def test_config_show_creates_nothing(home: Home) -> None:
@@ -212,9 +212,9 @@ def test_config_describe_tells_what_a_setting_is_for(home: Home, capsys: pytest.
     assert run(home, "config", "describe", "model.default") == 0
     assert lines(capsys)[0] == "model.default"
     assert run(home, "config", "describe", "api_server.port") == 0
-    shown = lines(capsys)
-    assert "  default: 8642" in shown and "  environment: API_SERVER_PORT" in shown
-    assert any("from 0 to 65535" in line for line in shown)
+    output = lines(capsys)
+    assert "  default: 8642" in output and "  environment: API_SERVER_PORT" in output
+    assert any("from 0 to 65535" in line for line in output)
     assert run(home, "config", "describe", "api_server.drain_seconds") == 0
     assert "  default: that of agent.restart_drain_timeout" in lines(capsys)
 
@@ -441,14 +441,16 @@ def test_profile_delete_without_terminal_names_flag(home: Home, capsys: pytest.C
     assert homes.list_profiles(home) == ["default", "work"]
 
 
-@pytest.mark.parametrize(("typed", "exit_code", "left"), [("work\n", 0, []), ("yes\n", 1, ["work"]), ("", 1, ["work"])])
+@pytest.mark.parametrize(
+    ("typed", "exit_code", "remaining"), [("work\n", 0, []), ("yes\n", 1, ["work"]), ("", 1, ["work"])]
+)
 def test_profile_delete_asks_for_name(
-    home: Home, monkeypatch: pytest.MonkeyPatch, typed: str, exit_code: int, left: list[str]
+    home: Home, monkeypatch: pytest.MonkeyPatch, typed: str, exit_code: int, remaining: list[str]
 ) -> None:
     profiles.create_profile(home, "work")
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
     assert run(home, "profile", "delete", "work") == exit_code
-    assert homes.list_profiles(home) == ["default", *left]
+    assert homes.list_profiles(home) == ["default", *remaining]
 
 
 def test_profile_delete_with_yes(home: Home, capsys: pytest.CaptureFixture[str]) -> None:

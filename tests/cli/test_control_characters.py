@@ -57,22 +57,22 @@ def escape_cli(cli: Cli) -> Cli:
 )
 def test_no_command_prints_terminal_escapes(escape_cli: Cli, args: list[str]) -> None:
     escape_cli.script(Reply(text=[f"An answer {ODD}", f" in {ODD} pieces"]))
-    done = escape_cli.run(*args, stdin="hi" if args == ["chat"] else "")
-    assert done.stdout or done.stderr
-    for printed in (done.stdout, done.stderr):
+    result = escape_cli.run(*args, stdin="hi" if args == ["chat"] else "")
+    assert result.stdout or result.stderr
+    for printed in (result.stdout, result.stderr):
         assert not STEERING.search(printed), repr(printed)
 
 
 def test_provider_error_has_no_terminal_escapes(escape_cli: Cli) -> None:
     escape_cli.script(Reply(status=400, error=f"no such thing {ODD}"))
-    done = escape_cli.run("-z", "hi")
-    assert "no such thing" in done.stderr and not STEERING.search(done.stderr)
+    result = escape_cli.run("-z", "hi")
+    assert "no such thing" in result.stderr and not STEERING.search(result.stderr)
 
 
 def test_json_output_keeps_escaped_characters(escape_cli: Cli) -> None:
     escape_cli.script(Reply(text=f"An answer {ODD}"))
-    done = escape_cli.run("-z", "hi", "--json")
-    assert json.loads(done.stdout)["final_response"] == f"An answer {ODD}"
+    result = escape_cli.run("-z", "hi", "--json")
+    assert json.loads(result.stdout)["final_response"] == f"An answer {ODD}"
 
 
 def test_screen_output_has_own_styles_only_property() -> None:

@@ -57,9 +57,9 @@ def program(folder: Path, body: str) -> Path:
 
 
 def create(cli: Cli, deliver: str) -> str:
-    done = cli.run("cron", "create", "every 1d", "Say hi.", "--name", "Daily news", "--deliver", deliver, "--json")
-    assert done.returncode == 0, done.stderr
-    return str(json.loads(done.stdout)["job"]["id"])
+    result = cli.run("cron", "create", "every 1d", "Say hi.", "--name", "Daily news", "--deliver", deliver, "--json")
+    assert result.returncode == 0, result.stderr
+    return str(json.loads(result.stdout)["job"]["id"])
 
 
 def history(cli: Cli, job_id: str) -> list[Any]:
@@ -110,9 +110,9 @@ def test_result_is_posted_and_the_address_is_not_shown(cli: Cli) -> None:
     [posted] = received
     assert (posted["event"], posted["job_name"], posted["status"]) == ("job.finished", "Daily news", "completed")
     assert posted["text"] == "Hello." and posted["run_id"].startswith("run_")
-    shown = cli.run("cron", "list", "--json").stdout + cli.run("cron", "runs", job_id).stdout
+    stdout = cli.run("cron", "list", "--json").stdout + cli.run("cron", "runs", job_id).stdout
     logs = "".join(file.read_text() for file in (cli.home / "logs").glob("*.log"))
-    assert "s3cr3t-path" not in shown + logs
+    assert "s3cr3t-path" not in stdout + logs
     assert json.loads(cli.run("cron", "list", "--json").stdout)["jobs"][0]["deliver"].startswith("webhook:http://")
 
 

@@ -53,20 +53,20 @@ def findings(hermes: Hermes, *args: str) -> dict[str, tuple[str, str]]:
 
 def test_doctor_runs_all_checks(home: Home, hermes: Hermes) -> None:
     with configured(home) as server:
-        done = hermes("doctor", "--json")
+        result = hermes("doctor", "--json")
         assert len(server.requests) == 1
-    report = done.json
+    report = result.json
     assert [check["name"] for check in report["checks"]] == list(CHECKS)
-    assert (done.code, report["ok"]) == (0, True) and not [c for c in report["checks"] if c["state"] == "fail"]
+    assert (result.code, report["ok"]) == (0, True) and not [c for c in report["checks"] if c["state"] == "fail"]
     assert all(set(check) == {"name", "state", "message", "remedy"} for check in report["checks"])
 
 
 def test_doctor_reports_rejected_key_redacted(home: Home, hermes: Hermes) -> None:
     with configured(home, Reply(status=401, quote_key=True), more="") as server:
         write_private(home.config_file, f"model: {{default: m, base_url: '{server.url}/v1', api_key: '{SECRET}'}}\n")
-        done = hermes("doctor")
-    assert done.code == 1 and SECRET not in done.out + done.err
-    assert any(line.startswith("fail model:") and "Try: hermes setup model" in line for line in done.lines)
+        result = hermes("doctor")
+    assert result.code == 1 and SECRET not in result.out + result.err
+    assert any(line.startswith("fail model:") and "Try: hermes setup model" in line for line in result.lines)
 
 
 def test_doctor_without_model(home: Home, hermes: Hermes) -> None:
@@ -120,11 +120,11 @@ def test_doctor_rebuilds_search_index(home: Home, hermes: Hermes) -> None:
 
 
 def test_doctor_quick_check_time_limit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float] = []
+    limits: list[float] = []
 
     @contextmanager
     def within(_: Tx, seconds: float) -> Iterator[None]:
-        given.append(seconds)
+        limits.append(seconds)
         yield
 
     now = iter([100.0, 100.0, 104.0])
@@ -132,7 +132,7 @@ def test_doctor_quick_check_time_limit(home: Home, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(Tx, "within", within)
         monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: next(now)))
         assert db.check() == []
-    assert given == [maintenance.QUICK_CHECK_S_MAX, maintenance.QUICK_CHECK_S_MAX - 4.0]
+    assert limits == [maintenance.QUICK_CHECK_S_MAX, maintenance.QUICK_CHECK_S_MAX - 4.0]
 
 
 def test_doctor_reports_abandoned_run(home: Home, hermes: Hermes) -> None:
@@ -193,11 +193,11 @@ def test_doctor_on_five_gigabyte_database(home: Home) -> None:
                 raw.execute("INSERT INTO blobs (sha256, media_type, bytes) VALUES (?, ?, zeroblob(100000000))", row)
         raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert home.state_db.stat().st_size > 4.9e9
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "hermes", "doctor", "--json"], capture_output=True, text=True, timeout=60, check=False
     )
     home.state_db.unlink()  # it is not worth keeping
-    report = json.loads(done.stdout)
+    report = json.loads(result.stdout)
     assert report["seconds"] < 10
     assert next(check for check in report["checks"] if check["name"] == "database")["state"] == "ok"
 
@@ -243,11 +243,11 @@ def logs(home: Home) -> Path:
 
 
 def test_logs_are_shown_oldest_first_and_redacted(logs: Path, hermes: Hermes) -> None:
-    done = hermes("logs")
-    assert done.code == 0 and len(done.lines) == 5 and "long ago" in done.lines[0]
-    assert SECRET not in done.out and "the key [redacted]" in done.out
+    result = hermes("logs")
+    assert result.code == 0 and len(result.lines) == 5 and "long ago" in result.lines[0]
+    assert SECRET not in result.out and "the key [redacted]" in result.out
     assert "listening" in hermes("logs", "gateway").out
-    assert hermes("logs", "-n", "1", "--json").json["lines"] == [done.lines[-1]]
+    assert hermes("logs", "-n", "1", "--json").json["lines"] == [result.lines[-1]]
     assert hermes("logs", "errors").code == 0
     assert hermes("logs", "nonsense").code == 2
 
@@ -285,8 +285,8 @@ def completed(script: str, *args: str) -> list[str]:
     program = (
         f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(args) - 1}; _hermes; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     )
-    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    result = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    return result.stdout.split()
 
 
 def test_bash_completion(hermes: Hermes) -> None:
@@ -329,8 +329,8 @@ def leaves(path: tuple[str, ...], parser: Any) -> Iterator[tuple[str, ...]]:
 
 def test_every_command_and_action_has_help(hermes: Hermes) -> None:
     for path in leaves((), parser_with(COMMANDS)):
-        done = hermes(*path, "--help")
-        assert done.code == 0 and done.out.startswith("usage: hermes"), path
+        result = hermes(*path, "--help")
+        assert result.code == 0 and result.out.startswith("usage: hermes"), path
 
 
 @pytest.mark.parametrize(
@@ -344,8 +344,8 @@ def test_every_command_and_action_has_help(hermes: Hermes) -> None:
     ids=" ".join,
 )  # fmt: skip
 def test_every_report_is_one_json_document(args: tuple[str, ...], hermes: Hermes, home: Home) -> None:
-    done = hermes(*args, "--json")
-    assert isinstance(done.json, dict) and done.code in (0, 3)
+    result = hermes(*args, "--json")
+    assert isinstance(result.json, dict) and result.code in (0, 3)
     assert list(home.path.iterdir()) == []
 
 

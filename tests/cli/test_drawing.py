@@ -27,7 +27,7 @@ def drawn(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("# Title #", ["Title"]),
         ("**bold** and *italic* and `code`", ["bold and italic and code"]),
@@ -51,9 +51,9 @@ def drawn(text: str) -> list[str]:
         (f"| a |\n|---|\n| {'y' * 60} |", ["  a", "  ─────────", f"  {'y' * 38}", f"  {'y' * 22}"]),
     ],
 )
-def test_markdown_rendering_per_line(text: str, shown: list[str]) -> None:
+def test_markdown_rendering_per_line(text: str, expected: list[str]) -> None:
     lines = drawn(text)
-    assert [re.sub("─+", "─" * 9, line) for line in lines] == shown
+    assert [re.sub("─+", "─" * 9, line) for line in lines] == expected
 
 
 def screen(**more: Any) -> tuple[Screen, list[str]]:
@@ -96,12 +96,12 @@ def test_rendering_strips_terminal_escapes(text: str) -> None:
     display.show({"event": "tool.started", **call})
     display.show({"event": "tool.output", "tool_call_id": "c", "stream": "stdout", "offset": 0, "text": text})
     live = display.live(20)
-    done = {"tool": "terminal", "tool_call_id": "c", "duration": 0.1, "error": False, "status": "ok"}
-    display.show({"event": "tool.completed", **done, "result": text, "result_chars": len(text)})
+    settings = {"tool": "terminal", "tool_call_id": "c", "duration": 0.1, "error": False, "status": "ok"}
+    display.show({"event": "tool.completed", **settings, "result": text, "result_chars": len(text)})
     display.show({"event": "warning", "level": "warn", "code": "x", "message": text})
-    for shown in ("".join(written), live):
-        left = re.sub(r"\x1b\[[0-9;]*m", "", shown)
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", left), repr(left)
+    for output in ("".join(written), live):
+        plain_text = re.sub(r"\x1b\[[0-9;]*m", "", output)
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", plain_text), repr(plain_text)
 
 
 def test_live_area_fits_its_rows() -> None:

@@ -38,8 +38,8 @@ def test_install_lists_parts(cli: Cli) -> None:
 
 
 def test_install_of_unknown_part_changes_nothing(cli: Cli) -> None:
-    done = cli.run("install", "postgres", "nonsense")
-    assert done.returncode != 0 and "nonsense" in done.stderr and "hermes install" in done.stderr
+    result = cli.run("install", "postgres", "nonsense")
+    assert result.returncode != 0 and "nonsense" in result.stderr and "hermes install" in result.stderr
 
 
 def test_install_of_present_part_does_nothing(cli: Cli) -> None:
@@ -65,8 +65,8 @@ def test_tools_update_and_remove_what_they_installed(tool: str, update: list[str
 
 
 def test_update_of_checkout_takes_no_source(cli: Cli) -> None:
-    done = cli.run("update", "hermes.whl")
-    assert done.returncode == 2 and str(ROOT) in done.stderr
+    result = cli.run("update", "hermes.whl")
+    assert result.returncode == 2 and str(ROOT) in result.stderr
 
 
 def test_version_is_defined_once() -> None:
@@ -79,14 +79,14 @@ def test_version_is_defined_once() -> None:
 
 
 def test_uninstall_keeps_data_and_checkout(cli: Cli) -> None:
-    done = cli.run("uninstall", "--yes")
-    assert done.returncode == 0 and str(ROOT) in done.stdout and "--data" in done.stdout
+    result = cli.run("uninstall", "--yes")
+    assert result.returncode == 0 and str(ROOT) in result.stdout and "--data" in result.stdout
     assert (cli.home / "config.yaml").exists()
 
 
 def test_uninstall_of_data_needs_an_answer(cli: Cli) -> None:
-    done = cli.run("uninstall", "--data")
-    assert done.returncode != 0 and (cli.home / "config.yaml").exists()
+    result = cli.run("uninstall", "--data")
+    assert result.returncode != 0 and (cli.home / "config.yaml").exists()
 
 
 def test_uninstall_of_data_removes_what_is_hermes_own(cli: Cli) -> None:
@@ -122,8 +122,10 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         pytest.skip("systemd is not installed")
     file = tmp_path / "hermes.service"
     file.write_text(SystemdUnit(Home(tmp_path)).text(90).replace("DelegateSubgroup=server\n", ""))
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", file], capture_output=True, text=True, check=False)
-    assert "hermes.service" not in done.stderr, done.stderr
+    result = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", file], capture_output=True, text=True, check=False
+    )
+    assert "hermes.service" not in result.stderr, result.stderr
 
 
 def test_launch_agent_runs_this_program_in_this_home(tmp_path: Path) -> None:
@@ -134,14 +136,14 @@ def test_launch_agent_runs_this_program_in_this_home(tmp_path: Path) -> None:
 
 def test_gateway_install_without_service_manager(cli: Cli) -> None:
     cli.env["PATH"] = str(cli.folder)
-    done = cli.run("gateway", "install")
-    assert done.returncode == 69 and "hermes gateway run" in done.stderr
+    result = cli.run("gateway", "install")
+    assert result.returncode == 69 and "hermes gateway run" in result.stderr
     assert not list(cli.folder.rglob("*.service"))
 
 
 def test_gateway_uninstall_without_service(cli: Cli) -> None:
-    done = cli.run("gateway", "uninstall")
-    assert done.returncode != 0 and "No service is installed" in done.stderr
+    result = cli.run("gateway", "uninstall")
+    assert result.returncode != 0 and "No service is installed" in result.stderr
 
 
 # ---- the wheel

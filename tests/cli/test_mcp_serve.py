@@ -200,10 +200,10 @@ async def test_questions_are_put_to_the_user_of_the_host(
         Reply(tool_calls=[Call("clarify", {"question": "Which colour?", "choices": ["red", "blue"]})]),
         Reply(text="Done."),
     ]
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     async def elicit(context: Any, params: Any) -> Any:
-        asked.append(params.model_dump(by_alias=True))
+        requests.append(params.model_dump(by_alias=True))
         return answer
 
     async with host(tmp_path, elicit=elicit if answer is not None else None) as client:
@@ -212,12 +212,12 @@ async def test_questions_are_put_to_the_user_of_the_host(
     assert target.exists() is is_run
     results = [turn.text for turn in model.requests[-1].turns if turn.role == "tool"]
     if answer is None:
-        assert asked == []
+        assert requests == []
         return
     assert text in results[1]
-    assert f"touch {target}" in asked[0]["message"] and asked[1]["message"] == "Which colour?"
-    assert asked[0]["requestedSchema"]["properties"]["choice"]["enum"][0] == "once"
-    assert asked[1]["requestedSchema"]["properties"]["answer"]["enum"] == ["red", "blue"]
+    assert f"touch {target}" in requests[0]["message"] and requests[1]["message"] == "Which colour?"
+    assert requests[0]["requestedSchema"]["properties"]["choice"]["enum"][0] == "once"
+    assert requests[1]["requestedSchema"]["properties"]["answer"]["enum"] == ["red", "blue"]
 
 
 @pytest.mark.parametrize("args", [(), ("--server", "http://127.0.0.1:1")])

@@ -60,5 +60,5 @@ def test_memory_reset_asks_for_confirmation(known: Home, hermes: Hermes) -> None
     assert hermes("memory", "reset", "memory", typed="y\n").code == 0
     assert not (known.memories / "MEMORY.md").exists() and (known.memories / "USER.md").exists()
     assert hermes("memory", "reset", "-y", "--json").json == {"removed": [str(known.memories / "USER.md")]}
-    done = hermes("memory", "reset", "-y")
-    assert done.code == 0 and "Nothing" in done.err
+    result = hermes("memory", "reset", "-y")
+    assert result.code == 0 and "Nothing" in result.err

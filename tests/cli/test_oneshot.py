@@ -22,8 +22,8 @@ RM = Call("terminal", {"command": "rm -rf build"})
 
 def test_oneshot_prints_answer_only(cli_or_server: Cli) -> None:
     cli_or_server.script(Reply(text=["Hello", " you."]))
-    done = cli_or_server.run("-z", "hi")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "Hello you.\n", "")
+    result = cli_or_server.run("-z", "hi")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "Hello you.\n", "")
     assert cli_or_server.messages() == [("user", "hi"), ("assistant", "Hello you.")]
     [session] = cli_or_server.sessions()
     assert (session["source"], session["cwd"], session["end_reason"]) == ("cli", str(cli_or_server.folder), "cli_close")
@@ -42,21 +42,21 @@ def test_piped_text_in_another_encoding_is_text(cli: Cli) -> None:
     cli.script(Reply(text="ok"))
     (cli.home.parent / "stdin").write_bytes("Grüße\n".encode("latin-1"))
     with (cli.home.parent / "stdin").open() as piped:
-        done = subprocess.run([*HERMES, "-z", "translate"], env=cli.env, cwd=cli.folder, stdin=piped, check=False)
-    assert done.returncode == 0
+        result = subprocess.run([*HERMES, "-z", "translate"], env=cli.env, cwd=cli.folder, stdin=piped, check=False)
+    assert result.returncode == 0
     assert "Gr\ufffd\ufffde" in cli.model_messages()[0][1]
 
 
 def test_piped_text_past_the_limit_is_refused(cli: Cli) -> None:
-    done = cli.run("-z", "review this", stdin="x" * (ATTACHED_BYTES_MAX + 1))
-    assert (done.returncode, done.stdout, cli.model.requests) == (2, "", [])
-    assert "standard input is larger than 5" in done.stderr and "Try: write it to a file" in done.stderr
+    result = cli.run("-z", "review this", stdin="x" * (ATTACHED_BYTES_MAX + 1))
+    assert (result.returncode, result.stdout, cli.model.requests) == (2, "", [])
+    assert "standard input is larger than 5" in result.stderr and "Try: write it to a file" in result.stderr
 
 
 def test_oneshot_failed_turn_leaves_stdout_empty(cli: Cli) -> None:
     cli.script(Reply(status=400, error="no such thing"))
-    done = cli.run("-z", "hi")
-    assert (done.returncode, done.stdout) == (1, "") and "refused the request" in done.stderr
+    result = cli.run("-z", "hi")
+    assert (result.returncode, result.stdout) == (1, "") and "refused the request" in result.stderr
 
 
 def test_oneshot_rejected_key_is_exit_3(cli: Cli) -> None:
@@ -66,8 +66,8 @@ def test_oneshot_rejected_key_is_exit_3(cli: Cli) -> None:
 
 def test_oneshot_denied_last_call_is_exit_6(cli_or_server: Cli) -> None:
     cli_or_server.script(Reply(tool_calls=[RM]), Reply(text="I may not.", continues=False))
-    done = cli_or_server.run("-z", "clean up")
-    assert (done.returncode, done.stdout) == (6, "I may not.\n")
+    result = cli_or_server.run("-z", "clean up")
+    assert (result.returncode, result.stdout) == (6, "I may not.\n")
 
 
 def test_oneshot_denied_earlier_call_is_exit_0(cli: Cli) -> None:
@@ -79,8 +79,8 @@ def test_oneshot_denied_earlier_call_is_exit_0(cli: Cli) -> None:
 def test_oneshot_yolo_skips_approval(cli_or_server: Cli) -> None:
     (cli_or_server.folder / "build").mkdir()
     cli_or_server.script(Reply(tool_calls=[RM]), Reply(text="Done.", continues=False))
-    done = cli_or_server.run("--yolo", "-z", "clean up")
-    assert (done.returncode, (cli_or_server.folder / "build").exists()) == (0, False)
+    result = cli_or_server.run("--yolo", "-z", "clean up")
+    assert (result.returncode, (cli_or_server.folder / "build").exists()) == (0, False)
 
 
 def test_oneshot_works_in_user_folder(cli_or_server: Cli) -> None:
@@ -92,8 +92,8 @@ def test_oneshot_works_in_user_folder(cli_or_server: Cli) -> None:
 
 def test_oneshot_deadline_is_exit_124_and_keeps_text(cli_or_server: Cli) -> None:
     cli_or_server.script(Reply(text=["Begun", " and never ended"], stall_at=450))
-    done = cli_or_server.run("-z", "hi", "--deadline", "1")
-    assert done.returncode == 124 and done.stdout.startswith("Begun")
+    result = cli_or_server.run("-z", "hi", "--deadline", "1")
+    assert result.returncode == 124 and result.stdout.startswith("Begun")
 
 
 def test_oneshot_interrupt_is_exit_130(cli_or_server: Cli) -> None:
@@ -159,9 +159,9 @@ def test_oneshot_usage_file_for_every_ending(reply: Reply, code: int, error: str
 
 def test_oneshot_usage_file_without_request(cli: Cli) -> None:
     cli.configure("nonsense: [\n")
-    done = cli.run("-z", "hi", "--usage-file", "used.json")
+    result = cli.run("-z", "hi", "--usage-file", "used.json")
     used = json.loads((cli.folder / "used.json").read_text())
-    assert (done.returncode, used["exit"], used["run_id"]) == (78, 78, None) and used["error"]
+    assert (result.returncode, used["exit"], used["run_id"]) == (78, 78, None) and used["error"]
 
 
 def test_oneshot_blank_prompt_is_usage_error(cli: Cli) -> None:
@@ -185,8 +185,8 @@ def test_oneshot_does_not_resume_session_of_other_owner(cli: Cli, args: tuple[st
     db.create_session("annas", "api_server", owner="anna", title="Melons", cwd=str(cli.folder))
     db.append_message("annas", "user", "the melon is hidden")
     before = db.export_session("annas")
-    done = cli.run(*args, "-z", "where is it?")
-    assert done.returncode != 0 and "There is no session" in done.stderr and cli.model.requests == []
+    result = cli.run(*args, "-z", "where is it?")
+    assert result.returncode != 0 and "There is no session" in result.stderr and cli.model.requests == []
     assert db.export_session("annas") == before
     db.close()
 
@@ -229,10 +229,10 @@ def test_denied_call_says_how_it_can_be_allowed(cli_or_server: Cli) -> None:
     (cli_or_server.folder / "build").mkdir()
     rm = Call("terminal", {"command": "rm -rf build"})
     cli_or_server.script(Reply(tool_calls=[rm]), Reply(text="I may not.", continues=False))
-    done = cli_or_server.run("-z", "clean up")
-    assert (done.returncode, done.stdout) == (6, "I may not.\n")
+    result = cli_or_server.run("-z", "clean up")
+    assert (result.returncode, result.stdout) == (6, "I may not.\n")
     assert (
-        "Try: hermes chat, or --yolo to allow everything" in done.stderr and (cli_or_server.folder / "build").exists()
+        "Try: hermes chat, or --yolo to allow everything" in result.stderr and (cli_or_server.folder / "build").exists()
     )
     cli_or_server.script(Reply(tool_calls=[rm]), Reply(text="I may not.", continues=False))
     assert "--yolo" not in cli_or_server.run("-z", "clean up", "--quiet").stderr

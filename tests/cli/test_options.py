@@ -32,8 +32,8 @@ print(*sys.modules)
 
 @pytest.mark.parametrize("command", [[], ["chat"], ["gateway"], ["sessions"]], ids=str)
 def test_help_imports_little(command: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-c", HELP, *command], capture_output=True, text=True, check=True)
-    modules = done.stdout.split()
+    result = subprocess.run([sys.executable, "-c", HELP, *command], capture_output=True, text=True, check=True)
+    modules = result.stdout.split()
     assert len(modules) < HELP_MODULES_MAX
     assert {"aiohttp", "asyncio", "sqlite3", "yaml", "rich", "prompt_toolkit", "uvloop"}.isdisjoint(modules)
 
@@ -47,8 +47,8 @@ def test_oneshot_imports_no_terminal_library() -> None:
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_for_every_command(command: str, cli: Cli) -> None:
-    done = cli.run(*([command] if command else []), "--help")
-    assert done.returncode == 0 and done.stdout.startswith("usage: hermes")
+    result = cli.run(*([command] if command else []), "--help")
+    assert result.returncode == 0 and result.stdout.startswith("usage: hermes")
 
 
 def test_version_output(cli: Cli) -> None:
@@ -74,9 +74,9 @@ def test_version_output(cli: Cli) -> None:
 )
 def test_usage_errors_have_hint(args: list[str], cli: Cli) -> None:
     (cli.folder / "config.yaml").write_text("no picture")
-    done = cli.run(*args)
-    first, *rest = done.stderr.splitlines()
-    assert done.returncode == 2 and done.stdout == ""
+    result = cli.run(*args)
+    first, *rest = result.stderr.splitlines()
+    assert result.returncode == 2 and result.stdout == ""
     assert first.startswith("hermes: ") and first.endswith((".", "?")) and rest[-1].startswith("Try: ")
     assert cli.model.requests == []
 
@@ -97,16 +97,16 @@ def test_usage_errors_have_hint(args: list[str], cli: Cli) -> None:
 )
 def test_invalid_configuration_is_exit_78(text: str, message: str, cli: Cli) -> None:
     write_private(cli.home / "config.yaml", text)
-    done = cli.run("-z", "hi")
-    sentence, remedy = done.stderr.splitlines()
-    assert (done.returncode, done.stdout) == (78, "")
+    result = cli.run("-z", "hi")
+    sentence, remedy = result.stderr.splitlines()
+    assert (result.returncode, result.stdout) == (78, "")
     assert message in sentence and remedy.startswith("Try: ")
 
 
 def test_missing_model_is_exit_3_with_hint(cli: Cli) -> None:
     write_private(cli.home / "config.yaml", "model: {path: none}\n")
-    done = cli.run("-z", "hi")
-    assert done.returncode == 3 and "Try: hermes setup" in done.stderr
+    result = cli.run("-z", "hi")
+    assert result.returncode == 3 and "Try: hermes setup" in result.stderr
 
 
 def test_traceback_only_with_debug(cli: Cli) -> None:
@@ -151,11 +151,11 @@ def test_toolsets_skills_and_max_turns_flags(cli_or_server: Cli) -> None:
     (folder / "SKILL.md").write_text("---\nname: tidy\ndescription: How to tidy.\n---\n\nInto drawers.\n")
     plan = Call("todo", {"todos": []})
     cli_or_server.script(Reply(tool_calls=[plan]), Reply(text="Enough.", continues=False))
-    done = cli_or_server.run("-t", "todo", "-s", "tidy", "--max-turns", "1", "-z", "hi", "--json")
+    result = cli_or_server.run("-t", "todo", "-s", "tidy", "--max-turns", "1", "-z", "hi", "--json")
     body = cli_or_server.model.requests[0].body
     assert [tool["function"]["name"] for tool in body["tools"]] == ["todo"]
     assert "Into drawers." in json.dumps(body["messages"])
-    assert json.loads(done.stdout)["error_code"] == "max_iterations" and done.returncode == 1
+    assert json.loads(result.stdout)["error_code"] == "max_iterations" and result.returncode == 1
 
 
 def test_image_flag(cli_or_server: Cli) -> None:
@@ -277,8 +277,8 @@ def test_continue_ignores_sessions_of_other_folders(cli: Cli) -> None:
 
 def test_piped_chat_answers_line_by_line(cli_or_server: Cli) -> None:
     cli_or_server.script(Reply(text="first"), Reply(text="second", continues=False))
-    done = cli_or_server.run("chat", stdin="one\ntwo\n")
-    assert done.returncode == 0 and done.stdout.split() == ["first", "second"]
+    result = cli_or_server.run("chat", stdin="one\ntwo\n")
+    assert result.returncode == 0 and result.stdout.split() == ["first", "second"]
     assert cli_or_server.model_messages() == [("user", "one"), ("assistant", "first"), ("user", "two")]
     assert cli_or_server.sessions()[0]["end_reason"] == "cli_close"
 
@@ -287,8 +287,8 @@ def test_piped_chat_from_file(cli: Cli) -> None:
     cli.script(Reply(text="first"))
     (cli.folder / "lines").write_text("one")
     with (cli.folder / "lines").open() as lines:
-        done = subprocess.run([*HERMES], env=cli.env, cwd=cli.folder, stdin=lines, capture_output=True, check=False)
-    assert done.stdout == b"first\n"
+        result = subprocess.run([*HERMES], env=cli.env, cwd=cli.folder, stdin=lines, capture_output=True, check=False)
+    assert result.stdout == b"first\n"
 
 
 def test_piped_no_save_chat_remembers(cli: Cli) -> None:
@@ -302,15 +302,15 @@ def test_piped_chat_asks_no_approval(cli: Cli) -> None:
     write = Call("memory", {"target": "memory", "action": "add", "content": "Likes tea."})
     cli.configure("memory: {write_approval: true}\n")
     cli.script(Reply(tool_calls=[write]), Reply(text="Not done.", continues=False), Reply(text="What?"))
-    done = cli.run("chat", stdin="remember it\nonce\n")
-    assert done.stdout == "Not done.\nWhat?\n" and not (cli.home / "memories" / "MEMORY.md").exists()
+    result = cli.run("chat", stdin="remember it\nonce\n")
+    assert result.stdout == "Not done.\nWhat?\n" and not (cli.home / "memories" / "MEMORY.md").exists()
 
 
 @pytest.mark.parametrize(("reply", "code"), [(Reply(text="It is."), 0), (Reply(status=401), 3), (Reply(status=400), 1)])
 def test_chat_query_streams_and_exits(reply: Reply, code: int, cli: Cli) -> None:
     cli.script(reply)
-    done = cli.run("chat", "-q", "review this", stdin="+ a line\n")
-    assert (done.returncode, done.stdout) == (code, "It is.\n" if code == 0 else "")
+    result = cli.run("chat", "-q", "review this", stdin="+ a line\n")
+    assert (result.returncode, result.stdout) == (code, "It is.\n" if code == 0 else "")
     assert "+ a line" in cli.model_messages()[-1][1]
 
 
@@ -333,9 +333,9 @@ def test_broken_pipe_is_quiet(cli: Cli) -> None:
 def test_question_is_answered_without_usable_database(cli: Cli) -> None:
     cli.script(Reply(text="ok"))
     (cli.home / "state.db").write_bytes(b"no database" * 500)
-    done = cli.run("-z", "hi")
-    assert (done.returncode, done.stdout) == (0, "ok\n")
-    assert "not kept" in done.stderr and "hermes sessions repair" in done.stderr
+    result = cli.run("-z", "hi")
+    assert (result.returncode, result.stdout) == (0, "ok\n")
+    assert "not kept" in result.stderr and "hermes sessions repair" in result.stderr
 
 
 def test_storage_url_setting_is_used(cli: Cli) -> None:
@@ -347,31 +347,33 @@ def test_storage_url_setting_is_used(cli: Cli) -> None:
 
 
 def test_unknown_storage_url_is_rejected(cli: Cli) -> None:
-    done = cli.run("-z", "hi", HERMES_DATABASE_URL="mysql://u:hunter2@h/db")
-    assert done.returncode == 78 and "hunter2" not in done.stderr and "mysql" in done.stderr
+    result = cli.run("-z", "hi", HERMES_DATABASE_URL="mysql://u:hunter2@h/db")
+    assert result.returncode == 78 and "hunter2" not in result.stderr and "mysql" in result.stderr
 
 
 def test_api_key_is_not_in_errors(cli: Cli) -> None:
     text = f"model: {{default: m, base_url: '{cli.model.url}/v1', api_key: 'abc-secret-key-123'}}\n"
     write_private(cli.home / "config.yaml", text)
     cli.script(Reply(status=400, error="no such thing", quote_key=True))
-    done = cli.run("-z", "hi")
-    assert done.returncode == 1 and "refused the request" in done.stderr and "abc-secret-key-123" not in done.stderr
+    result = cli.run("-z", "hi")
+    assert (
+        result.returncode == 1 and "refused the request" in result.stderr and "abc-secret-key-123" not in result.stderr
+    )
 
 
 def test_question_without_a_command(cli: Cli) -> None:
     cli.script(Reply(text="It is noon."), Reply(text="Noon.", continues=False))
-    done = cli.run("what time is it")
-    assert (done.returncode, done.stdout) == (0, "It is noon.\n")
+    result = cli.run("what time is it")
+    assert (result.returncode, result.stdout) == (0, "It is noon.\n")
     assert cli.model_messages() == [("user", "what time is it")]
-    done = cli.run("-m", "other", "time?", "--json")
-    assert json.loads(done.stdout)["final_response"] == "Noon."
+    result = cli.run("-m", "other", "time?", "--json")
+    assert json.loads(result.stdout)["final_response"] == "Noon."
     assert cli.model.requests[-1].model == "other"
 
 
 def test_single_unknown_word_is_no_question(cli: Cli) -> None:
-    done = cli.run("sesions")
-    assert done.returncode == 2 and "There is no command 'sesions'. Did you mean sessions" in done.stderr
+    result = cli.run("sesions")
+    assert result.returncode == 2 and "There is no command 'sesions'. Did you mean sessions" in result.stderr
     assert 'hermes -z "hello you"' in cli.run("hello", "you").stderr
     assert "--nonsense" in cli.run("--nonsense", "hello").stderr
     assert cli.model.requests == []
@@ -386,8 +388,8 @@ def test_group_without_an_action_lists_or_prints_help(cli: Cli) -> None:
     listed = cli.run("sessions")
     assert (listed.returncode, listed.stderr) == (0, "There are no sessions.\n")
     for group in ("config", "gateway"):
-        done = cli.run(group)
-        assert done.returncode == 0 and done.stdout.startswith("usage: ")
+        result = cli.run(group)
+        assert result.returncode == 0 and result.stdout.startswith("usage: ")
 
 
 def test_sampling_settings_are_sent_and_requests_win(cli: Cli) -> None:
@@ -402,7 +404,7 @@ def test_sampling_settings_are_sent_and_requests_win(cli: Cli) -> None:
     request = {"messages": [{"role": "user", "content": "hello"}], "temperature": 1.5}
     address = json.loads((cli.home / "gateway_state.json").read_text())
     url = f"http://127.0.0.1:{address['port']}/v1/chat/completions"
-    asked = urllib.request.Request(url, json.dumps(request).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=60) as answer:
+    http_request = urllib.request.Request(url, json.dumps(request).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(http_request, timeout=60) as answer:
         assert answer.status == 200
     assert cli.model.requests[-1].body["temperature"] == 1.5

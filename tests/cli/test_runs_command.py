@@ -95,8 +95,8 @@ def store_run(store: Store, run_id: str, *types: str, session_id: str = "talk", 
 
 
 def test_runs_without_runs(home: Home, hermes: Hermes) -> None:
-    done = hermes("runs", "list", "--json")
-    assert (done.code, done.json) == (0, {"runs": [], "more": False}) and done.err
+    result = hermes("runs", "list", "--json")
+    assert (result.code, result.json) == (0, {"runs": [], "more": False}) and result.err
     assert not home.state_db.exists()
     for args in (("show", "x"), ("tail", "x"), ("stop", "x"), ("deny", "x")):
         assert hermes("runs", *args).code == 5
@@ -106,10 +106,10 @@ def test_runs_list_and_show(home: Home, hermes: Hermes, store: Store) -> None:
     first = store_run(store, "run_aa1", "run.started", "run.completed")
     second = store_run(store, "run_ab2", "run.started", session_id="other")
     listed = hermes("runs", "list", "--json").json["runs"]
-    assert [(one["run_id"], one["status"]) for one in listed] == [(second, "running"), (first, "completed")]
+    assert [(run["run_id"], run["status"]) for run in listed] == [(second, "running"), (first, "completed")]
     assert listed[1]["output"] == "Done." and listed[1]["started_at"].startswith("2023-11-14T22:13:20")
-    assert [one["run_id"] for one in hermes("runs", "list", "--status", "completed", "--json").json["runs"]] == [first]
-    assert [one["run_id"] for one in hermes("runs", "list", "--session", "oth", "--json").json["runs"]] == [second]
+    assert [run["run_id"] for run in hermes("runs", "list", "--status", "completed", "--json").json["runs"]] == [first]
+    assert [run["run_id"] for run in hermes("runs", "list", "--session", "oth", "--json").json["runs"]] == [second]
     assert hermes("runs", "list", "--limit", "1", "--json").json["more"] is True
     assert hermes("runs", "show", "aa").lines == hermes("runs", "show", "run_aa1").lines
     assert "output: Done." in hermes("runs", "show", "aa").lines
@@ -119,8 +119,8 @@ def test_runs_list_and_show(home: Home, hermes: Hermes, store: Store) -> None:
 
 def test_runs_tail_of_ended_run(home: Home, hermes: Hermes, store: Store) -> None:
     run_id = store_run(store, "run_aa1", "run.started", "run.failed", run_failed={"error": "No luck."})
-    done = hermes("runs", "tail", run_id)
-    assert done.code == 1 and "run.failed No luck." in done.lines[-1]
+    result = hermes("runs", "tail", run_id)
+    assert result.code == 1 and "run.failed No luck." in result.lines[-1]
     after = hermes("runs", "tail", run_id, "--after", "1", "--json")
     assert [event["type"] for event in after.json["events"]] == ["run.failed"]
 
@@ -128,26 +128,26 @@ def test_runs_tail_of_ended_run(home: Home, hermes: Hermes, store: Store) -> Non
 def test_runs_control_of_ended_run_fails(home: Home, hermes: Hermes, store: Store) -> None:
     run_id = store_run(store, "run_aa1", "run.started", "run.completed")
     for args in (("stop", run_id), ("steer", run_id, "x"), ("approve", run_id), ("answer", run_id, "x")):
-        done = hermes("runs", *args)
-        assert done.code == 1 and "has ended: completed" in done.err
+        result = hermes("runs", *args)
+        assert result.code == 1 and "has ended: completed" in result.err
 
 
 def test_runs_control_is_stored_for_later(home: Home, hermes: Hermes, store: Store) -> None:
     run_id = store_run(store, "run_aa1", "run.started")
-    done = hermes("runs", "stop", run_id, "--json")
-    assert (done.code, done.json["result"]) == (0, "left") and "Nobody carries the run on" in done.err
+    result = hermes("runs", "stop", run_id, "--json")
+    assert (result.code, result.json["result"]) == (0, "left") and "Nobody carries the run on" in result.err
     [control] = store.runs.take_controls(run_id)
-    assert (control.control, control.control_id) == ("interrupt", done.json["control_id"])
+    assert (control.control, control.control_id) == ("interrupt", result.json["control_id"])
     assert hermes("runs", "approve", run_id).code == 1  # it has asked for nothing
     assert hermes("runs", "answer", run_id, "x").code == 1
     assert hermes("runs", "steer", run_id, " ").code == 2
 
 
 def test_runs_approve_with_unknown_choice_is_usage_error(home: Home, hermes: Hermes, store: Store) -> None:
-    asked = {"approval_id": "a1", "subject": "rm", "reason": "It deletes.", "choices": ["once", "deny"]}
-    run_id = store_run(store, "run_aa1", "run.started", "approval.requested", approval_requested=asked)
-    done = hermes("runs", "approve", run_id, "--choice", "always")
-    assert done.code == 2 and "once, deny" in done.err
+    approval = {"approval_id": "a1", "subject": "rm", "reason": "It deletes.", "choices": ["once", "deny"]}
+    run_id = store_run(store, "run_aa1", "run.started", "approval.requested", approval_requested=approval)
+    result = hermes("runs", "approve", run_id, "--choice", "always")
+    assert result.code == 2 and "once, deny" in result.err
     assert hermes("runs", "deny", run_id).code == 0
     assert store.runs.take_controls(run_id)[0].data == {"id": "a1", "choice": "deny"}
 
@@ -168,8 +168,8 @@ def test_runs_approve_and_deny(args: list[str], is_remembered: bool, home: Home,
         run_id = submit("remember it")
         wait_for(lambda: status(hermes, run_id) == "waiting_for_approval")
         assert hermes("runs", "deny", run_id, " ").code == 2
-        done = hermes("runs", args[0], run_id, *args[1:], "--json")
-        assert (done.code, done.json["result"]) == (0, "applied")
+        completed = hermes("runs", args[0], run_id, *args[1:], "--json")
+        assert (completed.code, completed.json["result"]) == (0, "applied")
         tail = hermes("runs", "tail", run_id)
         assert tail.code == 0 and "Done." in tail.out and "approval.resolved" in tail.out
         result = model.requests[-1].turns[-1].text

@@ -56,14 +56,14 @@ def test_cli_and_server_share_run_and_session(cli: Cli) -> None:
     assert cli.server is not None
     cli.script(Reply(text="One."), Reply(text="Two.", continues=False))
     first = json.loads(cli.run("-z", "one", "--json").stdout)
-    shown = json.loads(cli.run("runs", "show", first["run_id"], "--json").stdout)
-    assert (shown["kind"], shown["session_id"]) == ("run", first["session_id"])
+    payload = json.loads(cli.run("runs", "show", first["run_id"], "--json").stdout)
+    assert (payload["kind"], payload["session_id"]) == ("run", first["session_id"])
     cli.server.terminate()
     cli.server.wait()
     second = json.loads(cli.run("-r", first["session_id"], "-z", "two", "--json").stdout)
     assert second["session_id"] == first["session_id"]
     assert [role for role, _ in cli.messages()] == ["user", "assistant"] * 2
-    assert [(one["source"], one["cwd"]) for one in cli.sessions()] == [("cli", str(cli.folder))]
+    assert [(session["source"], session["cwd"]) for session in cli.sessions()] == [("cli", str(cli.folder))]
 
 
 @pytest.mark.parametrize("args", [("--yolo",), ("-m", "other"), ("--sandbox", "local")], ids=" ".join)
@@ -80,18 +80,18 @@ def test_folder_outside_workspaces_is_worked_in_by_the_command_itself(cli: Cli) 
     config = (cli.home / "config.yaml").read_text()
     write_private(cli.home / "config.yaml", config.replace(f", workspaces: ['{cli.folder}']", ""))
     cli.script(Reply(tool_calls=[Call("terminal", {"command": "pwd > here.txt"})]), Reply(text="done"))
-    done = json.loads(cli.run("-z", "hi", "--json").stdout)
+    payload = json.loads(cli.run("-z", "hi", "--json").stdout)
     assert (cli.folder / "here.txt").read_text().strip() == str(cli.folder)
-    assert json.loads(cli.run("runs", "show", done["run_id"], "--json").stdout)["kind"] == "cli"
+    assert json.loads(cli.run("runs", "show", payload["run_id"], "--json").stdout)["kind"] == "cli"
 
 
 def test_server_with_key_accepts_key_of_the_settings(cli: Cli) -> None:
     cli.configure(f"api_server: {{key: {KEY}}}\n")
     cli.serve()
     cli.script(Reply(text="ok"))
-    done = cli.run("-z", "hi", "--json")
-    assert json.loads(done.stdout)["final_response"] == "ok" and done.stderr == ""
-    run_id = json.loads(done.stdout)["run_id"]
+    result = cli.run("-z", "hi", "--json")
+    assert json.loads(result.stdout)["final_response"] == "ok" and result.stderr == ""
+    run_id = json.loads(result.stdout)["run_id"]
     assert json.loads(cli.run("runs", "show", run_id, "--json").stdout)["kind"] == "run"
 
 
@@ -122,8 +122,8 @@ def replies(cli: Cli, *texts: str) -> None:
 
 def test_oneshot_at_a_server(elsewhere: Cli) -> None:
     elsewhere.script(Reply(text="Hello."))
-    done = elsewhere.run(*elsewhere.options, "-z", "hi")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "Hello.\n", "")
+    result = elsewhere.run(*elsewhere.options, "-z", "hi")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "Hello.\n", "")
     assert not (elsewhere.home.parent / "own" / "state.db").exists()
     [session] = elsewhere.sessions()
     assert session["end_reason"] == "cli_close"
@@ -134,15 +134,15 @@ def test_oneshot_at_a_server(elsewhere: Cli) -> None:
 
 
 def test_wrong_key_and_missing_server_are_told(elsewhere: Cli) -> None:
-    done = elsewhere.run(*elsewhere.options, "-z", "hi", HERMES_API_KEY="wrong")
-    assert done.returncode == 1 and "refuses the key" in done.stderr and "HERMES_API_KEY" in done.stderr
-    done = elsewhere.run("--server", "http://127.0.0.1:9", "-z", "hi")
-    assert done.returncode == 69 and "does not answer" in done.stderr
+    result = elsewhere.run(*elsewhere.options, "-z", "hi", HERMES_API_KEY="wrong")
+    assert result.returncode == 1 and "refuses the key" in result.stderr and "HERMES_API_KEY" in result.stderr
+    result = elsewhere.run("--server", "http://127.0.0.1:9", "-z", "hi")
+    assert result.returncode == 69 and "does not answer" in result.stderr
 
 
 def test_options_beyond_the_api_are_refused(elsewhere: Cli) -> None:
-    done = elsewhere.run(*elsewhere.options, "--yolo", "-z", "hi")
-    assert done.returncode == 2 and "Try: hermes without --server" in done.stderr
+    result = elsewhere.run(*elsewhere.options, "--yolo", "-z", "hi")
+    assert result.returncode == 2 and "Try: hermes without --server" in result.stderr
     assert elsewhere.model.requests == []
 
 

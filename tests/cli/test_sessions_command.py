@@ -212,10 +212,10 @@ def test_sessions_list_hints_at_more(home: Home, db: SessionDB, capsys: Capture)
 
 def test_json_times_are_iso(home: Home, db: SessionDB, capsys: Capture) -> None:
     run(home, "show", "old", json=True)
-    shown = document(capsys)
-    for text in (shown["started_at"], shown["last_active"], shown["messages"][0]["timestamp"]):
+    output = document(capsys)
+    for text in (output["started_at"], output["last_active"], output["messages"][0]["timestamp"]):
         assert datetime.fromisoformat(text).tzinfo is not None
-    assert shown["ended_at"] is None
+    assert output["ended_at"] is None
 
 
 def test_out_of_range_time_is_unknown() -> None:
@@ -224,11 +224,11 @@ def test_out_of_range_time_is_unknown() -> None:
 
 def test_sessions_show_transcript(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "show", "First steps") == 0
-    shown = lines(capsys)
+    output = lines(capsys)
     for line in ("id: 20260101_a", "title: First steps", "folder: /work/a", "    Hello world", "    Two files."):
-        assert line in shown
-    assert '    -> terminal {"command": "ls"}' in shown
-    assert "    (reasoning) Look first." not in shown
+        assert line in output
+    assert '    -> terminal {"command": "ls"}' in output
+    assert "    (reasoning) Look first." not in output
 
 
 def test_sessions_show_last_messages(home: Home, db: SessionDB, capsys: Capture) -> None:
@@ -257,11 +257,11 @@ def test_sessions_show_full_includes_rewound_and_prompt(home: Home, db: SessionD
     [first, *_] = db.get_messages("old")
     db.rewind_to_message("old", first["id"])
     run(home, "show", "old", json=True)
-    shown = document(capsys)
-    assert (shown["messages"], "system_prompt" in shown) == ([], False)
+    output = document(capsys)
+    assert (output["messages"], "system_prompt" in output) == ([], False)
     run(home, "show", "old", "--full", json=True)
-    shown = document(capsys)
-    assert (len(shown["messages"]), shown["system_prompt"]) == (4, "Be kind.")
+    output = document(capsys)
+    assert (len(output["messages"]), output["system_prompt"]) == (4, "Be kind.")
 
 
 def test_sessions_output_has_no_terminal_escapes(home: Home, db: SessionDB, capsys: Capture) -> None:
@@ -411,12 +411,12 @@ def test_sessions_delete_without_terminal_names_flag(home: Home, db: SessionDB, 
     assert len(ids(db)) == 3
 
 
-@pytest.mark.parametrize(("typed", "exit_code", "left"), [("y\n", 0, 1), ("n\n", 1, 3), ("\n", 1, 3), ("", 1, 3)])
+@pytest.mark.parametrize(("typed", "exit_code", "remaining"), [("y\n", 0, 1), ("n\n", 1, 3), ("\n", 1, 3), ("", 1, 3)])
 def test_sessions_delete_asks_for_confirmation(
-    home: Home, db: SessionDB, monkeypatch: pytest.MonkeyPatch, typed: str, exit_code: int, left: int
+    home: Home, db: SessionDB, monkeypatch: pytest.MonkeyPatch, typed: str, exit_code: int, remaining: int
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
-    assert (run(home, "delete", "old", "Put away", "20260101"), len(ids(db))) == (exit_code, left)
+    assert (run(home, "delete", "old", "Put away", "20260101"), len(ids(db))) == (exit_code, remaining)
 
 
 def test_sessions_delete_with_yes(home: Home, db: SessionDB, capsys: Capture) -> None:
@@ -688,8 +688,8 @@ def test_sessions_import_batch_message_limit(monkeypatch: pytest.MonkeyPatch) ->
 
     assert sessions_transfer._BATCH_MESSAGES <= IMPORT_ROWS_AT_ONCE_MAX
     monkeypatch.setattr(sessions_transfer, "_BATCH_MESSAGES", 3)
-    held = [json.dumps({"messages": [{}] * count}).encode() for count in (2, 1, 1, 9, 0, 3)]
-    batches = list(sessions_transfer._batches(sessions_transfer._line_entries([*held, b'{"messages": 7}', b"["])))
+    data = [json.dumps({"messages": [{}] * count}).encode() for count in (2, 1, 1, 9, 0, 3)]
+    batches = list(sessions_transfer._batches(sessions_transfer._line_entries([*data, b'{"messages": 7}', b"["])))
     assert [[number for number, _, _ in batch] for batch in batches] == [[1, 2], [3], [4], [5, 6, 7, 8]]
 
 
@@ -733,8 +733,8 @@ def test_sessions_stats_without_dbstat() -> None:
 
 def test_sessions_stats_text(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "stats") == 0
-    shown = lines(capsys)
-    assert "sessions: 3" in shown and shown[-1].startswith(f"all of {home.state_db}: ")
+    output = lines(capsys)
+    assert "sessions: 3" in output and output[-1].startswith(f"all of {home.state_db}: ")
 
 
 def test_sessions_optimize(home: Home, db: SessionDB, capsys: Capture) -> None:
@@ -832,8 +832,8 @@ def test_sessions_repair_reports_remaining_faults(home: Home, capsys: Capture) -
 
 
 def test_sessions_repair_refuses_while_server_runs(home: Home, db: SessionDB, capsys: Capture) -> None:
-    with open(home.lock_file, "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with open(home.lock_file, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         assert run(home, "repair") == 4
     assert capsys.readouterr().err.endswith("Try: hermes gateway stop\n")
 
@@ -862,8 +862,8 @@ def command(home: Home, *args: str, **more: Any) -> subprocess.CompletedProcess[
 
 
 def test_sessions_without_action_lists_them(home: Home) -> None:
-    done, listed = command(home), command(home, "list")
-    assert done.returncode == 0 and (done.stdout, done.stderr) == (listed.stdout, listed.stderr)
+    result, listed = command(home), command(home, "list")
+    assert result.returncode == 0 and (result.stdout, result.stderr) == (listed.stdout, listed.stderr)
 
 
 @pytest.mark.parametrize("action", actions_of("sessions"))
@@ -881,15 +881,15 @@ def test_sessions_help_loads_no_database(home: Home) -> None:
         "except SystemExit: pass\n"
         "assert not {'sqlite3', 'msgspec', 'yaml', 'ruamel', 'hermes.store.sessions'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_sessions_command_end_to_end(home: Home) -> None:
     with closing(SessionDB(home.state_db)) as db:
         create_conversation(db, "a", title="One")
     listed = command(home, "list", "--json")
-    assert [one["id"] for one in json.loads(listed.stdout)["sessions"]] == ["a"]
+    assert [session["id"] for session in json.loads(listed.stdout)["sessions"]] == ["a"]
     assert "    Two files." in command(home, "show", "One").stdout.splitlines()
     assert command(home, "delete", "a").returncode == 2
     assert command(home, "delete", "a", "-y").stdout == "1 session deleted.\n"

@@ -170,9 +170,9 @@ def test_slash_tools_and_skills(cli_or_server: Cli) -> None:
     )
     terminal.send("/tools disable nonsense")
     terminal.until("There is no toolset 'nonsense'")
-    for name, shown in (("/memory", "/memory"), ("/mcp", "/mcp"), ("/cron", "/cron"), ("/skills", "How to tidy.")):
+    for name, expected in (("/memory", "/memory"), ("/mcp", "/mcp"), ("/cron", "/cron"), ("/skills", "How to tidy.")):
         terminal.send(name)
-        terminal.until(shown)
+        terminal.until(expected)
 
 
 def test_slash_compact(cli_or_server: Cli) -> None:
@@ -268,15 +268,15 @@ def test_slash_background_processes(cli: Cli) -> None:
 
 @pytest.mark.parametrize("line", ["/save", "/queue", "/undo x", "/quit now", "/expand", "/prompt", "/debug", "/branch"])
 def test_slash_errors_are_reported(line: str, cli: Cli) -> None:
-    done = cli.run("chat", stdin=f"{line}\n")
-    assert done.returncode == 0 and "hermes: " in done.stderr and "Traceback" not in done.stderr
+    result = cli.run("chat", stdin=f"{line}\n")
+    assert result.returncode == 0 and "hermes: " in result.stderr and "Traceback" not in result.stderr
     assert cli.model.requests == []
 
 
 def test_slash_commands_without_terminal(cli: Cli) -> None:
     answers(cli, "One.")
-    done = cli.run("chat", "--quiet", stdin="hello\n/usage\n/quit\nnever sent\n")
-    assert done.stdout.startswith("One.\n") and "custom/m" in done.stdout
+    result = cli.run("chat", "--quiet", stdin="hello\n/usage\n/quit\nnever sent\n")
+    assert result.stdout.startswith("One.\n") and "custom/m" in result.stdout
     assert len(cli.model.requests) == 1 and Path(cli.home / "state.db").exists()
 
 
@@ -329,10 +329,10 @@ def test_slash_model_asks_about_names_that_are_not_listed(cli_or_server: Cli) ->
 
 def test_slash_model_without_terminal_refuses_unlisted_names(cli: Cli) -> None:
     cli.model.models = [{"id": "large-one"}]
-    done = cli.run("chat", stdin="/model large-onn\n/model large-onn --force\n/model large-one\n")
-    assert "The provider lists no model 'large-onn'. Did you mean large-one?" in done.stdout + done.stderr
-    assert "Model: custom/large-onn" in done.stdout + done.stderr
-    assert "Model: custom/large-one," in done.stdout + done.stderr
+    result = cli.run("chat", stdin="/model large-onn\n/model large-onn --force\n/model large-one\n")
+    assert "The provider lists no model 'large-onn'. Did you mean large-one?" in result.stdout + result.stderr
+    assert "Model: custom/large-onn" in result.stdout + result.stderr
+    assert "Model: custom/large-one," in result.stdout + result.stderr
 
 
 def test_slash_model_of_another_provider_for_good_leaves_address_and_key_behind(cli: Cli) -> None:
@@ -342,8 +342,8 @@ def test_slash_model_of_another_provider_for_good_leaves_address_and_key_behind(
         cli.home / "config.yaml",
         (cli.home / "config.yaml").read_text().replace("model: {default: m,", "model: {default: m, api_key: sk-old,"),
     )
-    done = cli.run("chat", stdin="/model n --provider mine --global\n")
-    assert "model.default is written" in done.stdout + done.stderr
+    result = cli.run("chat", stdin="/model n --provider mine --global\n")
+    assert "model.default is written" in result.stdout + result.stderr
     model = yaml.safe_load((cli.home / "config.yaml").read_text())["model"]
     assert model == {"default": "n", "provider": "mine"}
 
@@ -351,8 +351,8 @@ def test_slash_model_of_another_provider_for_good_leaves_address_and_key_behind(
 def test_slash_save_replaces_a_file_only_by_force(cli: Cli) -> None:
     answers(cli, "One.")
     (cli.folder / "old.md").write_text("old")
-    done = cli.run("chat", stdin="first\n/save old.md\n")
-    assert "There is such a file already" in done.stdout + done.stderr
+    result = cli.run("chat", stdin="first\n/save old.md\n")
+    assert "There is such a file already" in result.stdout + result.stderr
     assert (cli.folder / "old.md").read_text() == "old"
     cli.run("chat", "--continue", stdin="/save old.md --force\n")
     assert "One." in (cli.folder / "old.md").read_text()

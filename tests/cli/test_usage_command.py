@@ -15,9 +15,9 @@ def test_usage_by_day_model_and_session(cli: Cli) -> None:
     assert cli.run("-z", "second").returncode == 0
     total = {}
     for by in ("day", "model", "session"):
-        shown = cli.run("usage", "--by", by, "--json")
-        assert shown.returncode == 0
-        document = json.loads(shown.stdout)
+        result = cli.run("usage", "--by", by, "--json")
+        assert result.returncode == 0
+        document = json.loads(result.stdout)
         assert (document["by"], document["days"]) == (by, 30)
         assert len(document["data"]) == (2 if by == "session" else 1)
         total[by] = document["total"]["input_tokens"], document["total"]["output_tokens"], document["total"]["calls"]
@@ -44,8 +44,8 @@ def test_usage_counts_requests_for_titles(cli: Cli) -> None:
 
 
 def test_usage_of_nothing(cli: Cli) -> None:
-    shown = cli.run("usage")
-    assert (shown.returncode, shown.stdout) == (0, "")
-    assert "Nothing was used" in shown.stderr
+    result = cli.run("usage")
+    assert (result.returncode, result.stdout) == (0, "")
+    assert "Nothing was used" in result.stderr
     assert json.loads(cli.run("usage", "--json").stdout)["data"] == []
     assert cli.run("usage", "--days", "0").returncode == 2
