@@ -22,11 +22,11 @@ def model(hermes: Hermes) -> Iterator[Any]:
     """A model that uses a tool of the server with a long output several times before it answers."""
 
     def reply(request: Request) -> Reply:
-        done = sum(turn.role == "tool" for turn in request.turns)
-        if done == ROUNDS:
+        tool_results = sum(turn.role == "tool" for turn in request.turns)
+        if tool_results == ROUNDS:
             return Reply(text="Counted.", continues=False)
-        command = f"seq {done}00000 {done}09000"
-        return Reply(tool_calls=[Call("terminal", {"command": command}, id=f"call_{done}")], continues=False)
+        command = f"seq {tool_results}00000 {tool_results}09000"
+        return Reply(tool_calls=[Call("terminal", {"command": command}, id=f"call_{tool_results}")], continues=False)
 
     before, hermes.model.handler = hermes.model.handler, reply
     yield hermes.model

@@ -63,7 +63,7 @@ def _example(hint: Any) -> Any:
     if origin is typing.Literal:
         return inside[0]
     if origin in (typing.Required, typing.NotRequired, typing.Annotated, typing.Union, types.UnionType):
-        return _example(next(one for one in inside if one is not type(None)))
+        return _example(next(kind for kind in inside if kind is not type(None)))
     if _is_object(hint):
         fields = typing.get_type_hints(hint, include_extras=True).items()
         return {name: _example(kind) for name, kind in fields if typing.get_origin(kind) is typing.Required}
@@ -136,8 +136,8 @@ def test_ollama_finds_the_model(hermes: Hermes) -> None:
     client = ollama.Client(host=hermes.url.removesuffix("/v1"), headers=headers, trust_env=False)
     assert [model.model for model in client.list().models] == [MODEL]
     assert [model.model for model in client.ps().models] == [MODEL]
-    shown = client.show(MODEL)
-    assert shown.capabilities is not None and "tools" in shown.capabilities
+    model_info = client.show(MODEL)
+    assert model_info.capabilities is not None and "tools" in model_info.capabilities
     completion = client.generate(model=MODEL, prompt="say hello")
     assert completion.response == "".join(HELLO)
     pieces = [part.response for part in client.generate(model=MODEL, prompt="say hello", stream=True)]

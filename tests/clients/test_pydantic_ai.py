@@ -106,9 +106,11 @@ def test_deferred_tools(hermes: Hermes, model: Any, api: str, chain: bool, appro
         first = await agent.run("Tidy up.", model_settings=settings)
         waiting = first.output
         assert isinstance(waiting, DeferredToolRequests)
-        (held,), (outside,) = waiting.approvals, waiting.calls
-        assert (held.tool_name, outside.tool_name) == ("delete", "research")
-        results = DeferredToolResults(approvals={held.tool_call_id: approval}, calls={outside.tool_call_id: "because"})
+        (pending_approval,), (outside,) = waiting.approvals, waiting.calls
+        assert (pending_approval.tool_name, outside.tool_name) == ("delete", "research")
+        results = DeferredToolResults(
+            approvals={pending_approval.tool_call_id: approval}, calls={outside.tool_call_id: "because"}
+        )
         second = await agent.run(
             message_history=first.all_messages(), deferred_tool_results=results, model_settings=settings
         )

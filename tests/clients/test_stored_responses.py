@@ -24,8 +24,8 @@ def sdk(hermes: Hermes) -> Iterator[openai.OpenAI]:
 def test_response_is_retrieved_streamed_and_deleted(sdk: openai.OpenAI) -> None:
     response = sdk.responses.create(model=MODEL, input="say hello")
     assert sdk.responses.retrieve(response.id) == response
-    (given,) = sdk.responses.input_items.list(response.id)
-    assert given.type == "message" and given.content[0].text == "say hello"
+    (input_item,) = sdk.responses.input_items.list(response.id)
+    assert input_item.type == "message" and input_item.content[0].text == "say hello"
     with sdk.responses.stream(response_id=response.id) as events:
         assert events.get_final_response().output_text == TEXT
     sdk.responses.delete(response.id)
@@ -38,8 +38,8 @@ def test_background_response(sdk: openai.OpenAI) -> None:
     assert response.status in ("queued", "in_progress")
     followed = list(sdk.responses.retrieve(response.id, stream=True))
     assert followed[-1].type == "response.completed"
-    done = sdk.responses.retrieve(response.id)
-    assert done.status == "completed" and done == followed[-1].response
+    result = sdk.responses.retrieve(response.id)
+    assert result.status == "completed" and result == followed[-1].response
     with pytest.raises(openai.ConflictError):
         sdk.responses.cancel(response.id)
 

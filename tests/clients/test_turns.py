@@ -214,7 +214,7 @@ class TestLLM(Turns):
     def test_command_line_client(self, hermes: Hermes) -> None:
         conversation: Any = self.begin(hermes, "chat", hermes.key)
         command = [sys.executable, "-m", "llm", "-m", "chat", "--key", hermes.key, "say hello"]
-        done = subprocess.run(
+        result = subprocess.run(
             command, env=os.environ | conversation.environment, capture_output=True, text=True, check=False
         )
-        assert (done.returncode, done.stdout, done.stderr) == (0, "".join(HELLO) + "\n", "")
+        assert (result.returncode, result.stdout, result.stderr) == (0, "".join(HELLO) + "\n", "")

@@ -162,7 +162,7 @@ def test_server_tool_item_forms(sdk: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "code", "param"),
+    ("fields", "kind", "code", "param"),
     [
         ({"temperature": 9}, openai.BadRequestError, "invalid_value", "temperature"),
         ({"temperature": "warm"}, openai.BadRequestError, "invalid_type", "temperature"),
@@ -178,10 +178,10 @@ def test_server_tool_item_forms(sdk: openai.OpenAI) -> None:
     ],
 )
 def test_error_class_per_status(
-    sdk: openai.OpenAI, asked: dict[str, Any], kind: type[openai.APIStatusError], code: str, param: str | None
+    sdk: openai.OpenAI, fields: dict[str, Any], kind: type[openai.APIStatusError], code: str, param: str | None
 ) -> None:
     with pytest.raises(kind) as raised:
-        sdk.responses.create(**{"model": MODEL, "input": "say hello", **asked})
+        sdk.responses.create(**{"model": MODEL, "input": "say hello", **fields})
     assert (raised.value.code, raised.value.param) == (code, param)
     assert raised.value.request_id
 

@@ -74,8 +74,8 @@ def _use_all(request: Request) -> Reply:
     """Call each tool of the client that is offered, one after the other, and repeat the last result."""
     offered = {tool["function"]["name"] for tool in request.body["tools"]}
     turns = request.turns
-    asked = max(place for place, turn in enumerate(turns) if turn.role == "user")
-    results = [turn.text for turn in turns[asked:] if turn.role == "tool"]
+    last_user = max(place for place, turn in enumerate(turns) if turn.role == "user")
+    results = [turn.text for turn in turns[last_user:] if turn.role == "tool"]
     wanted = [call for call in _CALLS if call.name in offered]
     if len(results) == len(wanted):
         return Reply(text=" / ".join(results), continues=False)

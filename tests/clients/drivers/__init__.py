@@ -61,9 +61,9 @@ class Answer:
 
     def run(self, name: str, arguments: str) -> str:
         """Do what a client does when it is told to call a function."""
-        given = json.loads(arguments)
-        self.calls.append((name, given))
-        return weather(**given) if name == "weather" else f"There is no {name} here."
+        parsed = json.loads(arguments)
+        self.calls.append((name, parsed))
+        return weather(**parsed) if name == "weather" else f"There is no {name} here."
 
 
 class Refused(Exception):

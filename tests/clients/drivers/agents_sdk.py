@@ -47,7 +47,7 @@ class AgentsTalk(Conversation):
         return _MODELS[self.api](MODEL, client)
 
     async def _ask(self, question: list[Any], how: How) -> Answer:
-        given = question if how.chain else [*self.history, *question]
+        messages = question if how.chain else [*self.history, *question]
         settings = {
             "run_config": RunConfig(tracing_disabled=True),
             "previous_response_id": self.last if how.chain else None,
@@ -63,10 +63,10 @@ class AgentsTalk(Conversation):
             )
             pieces = None
             if how.stream:
-                result = Runner.run_streamed(agent, given, **settings)
+                result = Runner.run_streamed(agent, messages, **settings)
                 pieces = [event.data.delta async for event in result.stream_events() if _is_text(event)]
             else:
-                result = await Runner.run(agent, given, **settings)
+                result = await Runner.run(agent, messages, **settings)
         self.last = result.last_response_id
         self.history = result.to_input_list()
         items = result.new_items

@@ -54,8 +54,8 @@ def run_with_tools(
 async def _run_with_tools(
     url: str, key: str, transport: str, shell: str, editor: Any, stream: bool, prompts: list[str]
 ) -> list[str]:
-    async def shout(_: Any, given: str) -> str:
-        return given.upper()
+    async def shout(_: Any, text: str) -> str:
+        return text.upper()
 
     shells = {
         "shell": ShellTool(lambda _: "ada"),

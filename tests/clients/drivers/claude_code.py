@@ -65,7 +65,7 @@ class ClaudeCode:
         program = command()
         assert program is not None
         printed = ["--output-format", "stream-json", "--verbose", "--permission-mode", "bypassPermissions"]
-        done = subprocess.run(
+        result = subprocess.run(
             [program, "-p", prompt, *printed, *options],
             env=self._environment,
             cwd=self.project,
@@ -75,4 +75,4 @@ class ClaudeCode:
             timeout=120,
             check=False,
         )
-        return Answer([json.loads(line) for line in done.stdout.splitlines()], done.stderr)
+        return Answer([json.loads(line) for line in result.stdout.splitlines()], result.stderr)

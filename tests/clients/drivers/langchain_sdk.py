@@ -53,8 +53,8 @@ class LangChainTalk(Conversation):
             return False
         if how.tools:
             model = model.bind_tools([tool(weather)])
-        given = [*([SystemMessage(how.system)] if how.system else []), *self.history]
-        parts = list(model.stream(given)) if how.stream else [model.invoke(given)]
+        messages = [*([SystemMessage(how.system)] if how.system else []), *self.history]
+        parts = list(model.stream(messages)) if how.stream else [model.invoke(messages)]
         message: AIMessage = reduce(add, parts)
         assert not message.invalid_tool_calls
         answer.add([part.text for part in parts if part.text], message.text)

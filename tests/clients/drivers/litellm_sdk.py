@@ -49,15 +49,15 @@ class LiteLLMTalk(Conversation):
             request["tools"] = [{"type": "function", "function": OWN_TOOL}]
         if how.schema:
             request["response_format"] = Person
-        done = litellm.completion(**request)
+        result = litellm.completion(**request)
         pieces = None
         if how.stream:
-            chunks = list(done)
+            chunks = list(result)
             pieces = [choice.delta.content for chunk in chunks for choice in chunk.choices if choice.delta.content]
-            done = litellm.stream_chunk_builder(chunks, messages=self.history)
-        message = done.choices[0].message
+            result = litellm.stream_chunk_builder(chunks, messages=self.history)
+        message = result.choices[0].message
         answer.add([message.content or ""] if pieces is None else pieces, message.content)
-        answer.tokens += done.usage.total_tokens
+        answer.tokens += result.usage.total_tokens
         self.history.append(message.model_dump(exclude_none=True))
         for call in message.tool_calls or []:
             output = answer.run(call.function.name, call.function.arguments)
@@ -75,16 +75,18 @@ class LiteLLMTalk(Conversation):
             request["tools"] = [{"type": "function", **OWN_TOOL}]
         if how.schema:
             request["text_format"] = Person
-        done = litellm.responses(**request)
+        response = litellm.responses(**request)
         pieces = None
         if how.stream:
-            events = list(done)
+            events = list(response)
             pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
-            done = next(event.response for event in events if event.type == "response.completed")
-        items = _items(done)
+            response = next(event.response for event in events if event.type == "response.completed")
+        items = _items(response)
         answer.add([_text(items)] if pieces is None else pieces, _text(items))
-        answer.tokens += done.usage.total_tokens if hasattr(done.usage, "total_tokens") else done.usage["total_tokens"]
-        self.last = done.id
+        answer.tokens += (
+            response.usage.total_tokens if hasattr(response.usage, "total_tokens") else response.usage["total_tokens"]
+        )
+        self.last = response.id
         self.history = [] if how.chain else [*self.history, *items]
         calls = [item for item in items if item["type"] == "function_call"]
         for call in calls:

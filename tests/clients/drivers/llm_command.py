@@ -54,19 +54,19 @@ class LLMTalk(Conversation):
         args += ["--functions", _FUNCTION, "--td"] if how.tools else []
         args += ["--schema", json.dumps(Person.model_json_schema())] if how.schema else []
         args += [word for name, value in how.options.items() for word in ("-o", name, str(value))]
-        done = CliRunner().invoke(cli, args, env=self.environment)
-        if done.exit_code:
-            status = re.search(r"Error code: (\d{3})", done.stderr)
-            raise Refused(int(status[1]) if status else None, done.stderr)
+        result = CliRunner().invoke(cli, args, env=self.environment)
+        if result.exit_code:
+            status = re.search(r"Error code: (\d{3})", result.stderr)
+            raise Refused(int(status[1]) if status else None, result.stderr)
         self.has_turns = True
-        text = done.stdout.removesuffix("\n")
+        text = result.stdout.removesuffix("\n")
         # It tells of the last request, as `Token usage: 10 input, 5 output`.
-        usage = re.search(r"Token usage: (\d+) input, (\d+) output", done.stderr)
+        usage = re.search(r"Token usage: (\d+) input, (\d+) output", result.stderr)
         tokens = int(usage[1]) + int(usage[2]) if usage else 0
-        return Answer(text, 1, _calls(done.stderr), json.loads(text) if how.schema else None, tokens)
+        return Answer(text, 1, _calls(result.stderr), json.loads(text) if how.schema else None, tokens)
 
 
 def _calls(output: str) -> list[tuple[str, dict[str, Any]]]:
     """The calls of which the command tells, as `Tool call: name({…})`."""
     matches = re.findall(r"Tool call: (\w+)\((.*)\)", output)
-    return [(name, json.loads(given.replace("'", '"'))) for name, given in matches]
+    return [(name, json.loads(arguments.replace("'", '"'))) for name, arguments in matches]

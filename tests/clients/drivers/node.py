@@ -47,7 +47,7 @@ class NodeTalk(Conversation):
 
     def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         result = self.call(prompt=prompt, **asdict(how))
-        calls = [(name, given) for name, given in result["calls"]]
+        calls = [(name, arguments) for name, arguments in result["calls"]]
         return Answer(result["text"], result["pieces"], calls, result.get("value"), result["tokens"])
 
 

@@ -55,13 +55,13 @@ class OpenAITalk(Conversation):
         if how.stream:
             with endpoint.stream(**request) as events:
                 pieces = [event.delta for event in events if event.type == "content.delta"]
-                done = events.get_final_completion()
+                result = events.get_final_completion()
         else:
-            done = (endpoint.parse if how.schema else endpoint.create)(**request)
-            pieces = [done.choices[0].message.content or ""]
-        choice, message = done.choices[0], done.choices[0].message
+            result = (endpoint.parse if how.schema else endpoint.create)(**request)
+            pieces = [result.choices[0].message.content or ""]
+        choice, message = result.choices[0], result.choices[0].message
         answer.add(pieces, message.content)
-        answer.tokens += done.usage.total_tokens
+        answer.tokens += result.usage.total_tokens
         answer.value = message.parsed.model_dump() if how.schema else None
         self.history.append(message)
         calls = message.tool_calls or []
@@ -84,17 +84,17 @@ class OpenAITalk(Conversation):
         if how.stream:
             with endpoint.stream(**request) as events:
                 pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
-                done = events.get_final_response()
+                result = events.get_final_response()
         else:
-            done = (endpoint.parse if how.schema else endpoint.create)(**request)
-            pieces = [done.output_text]
-        assert done.status == "completed"
-        answer.add(pieces, done.output_text)
-        answer.tokens += done.usage.total_tokens
-        answer.value = done.output_parsed.model_dump() if how.schema else None
-        self.last = done.id
-        self.history = [] if how.chain else [*self.history, *done.output]
-        calls = [item for item in done.output if item.type == "function_call"]
+            result = (endpoint.parse if how.schema else endpoint.create)(**request)
+            pieces = [result.output_text]
+        assert result.status == "completed"
+        answer.add(pieces, result.output_text)
+        answer.tokens += result.usage.total_tokens
+        answer.value = result.output_parsed.model_dump() if how.schema else None
+        self.last = result.id
+        self.history = [] if how.chain else [*self.history, *result.output]
+        calls = [item for item in result.output if item.type == "function_call"]
         for call in calls:
             output = answer.run(call.name, call.arguments)
             self.history.append({"type": "function_call_output", "call_id": call.call_id, "output": output})

@@ -61,8 +61,8 @@ def test_title_tags_and_follow_up_tasks(model: Any, connected: OpenWebUI) -> Non
     }
 
     def reply(request: Request) -> Reply:
-        asked = request.turns[-1].text
-        task = next((name for name in answers if f'"{name}"' in asked), None)
+        text = request.turns[-1].text
+        task = next((name for name in answers if f'"{name}"' in text), None)
         return Reply(text=json.dumps(answers[task]), continues=False) if task else answer(request)
 
     model.handler = reply
