@@ -164,9 +164,9 @@ def test_shared_server_of_a_killed_run_is_stopped_by_the_next(tmp_path: Path, mo
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTEST_XDIST_TESTRUNUID": "killed"}
     assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == -signal.SIGKILL
-    (left,) = (path for path in tmp_path.glob("hermes-engines-*") if path.is_dir())
-    abandoned = NatsEngine(left).state
+    (path,) = (path for path in tmp_path.glob("hermes-engines-*") if path.is_dir())
+    abandoned = NatsEngine(path).state
     assert is_alive(abandoned.pid, abandoned.start_time)
     with shared("nats", NatsEngine):
         assert not is_alive(abandoned.pid, abandoned.start_time)
-        assert not left.exists()
+        assert not path.exists()

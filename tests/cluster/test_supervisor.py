@@ -120,8 +120,8 @@ async def test_cluster_serves_replaces_a_killed_replica_and_ends(
             assert await command("cluster", "status", "--json") == 0
             document = json.loads(capsys.readouterr().out)
             assert document["state"] == "running" and document["address"] == url
-            assert [one["state"] for one in document["replicas"]] == ["ready", "ready"]
-            assert [one["name"] for one in document["engines"]] == ["NATS"]
+            assert [replica["state"] for replica in document["replicas"]] == ["ready", "ready"]
+            assert [engine["name"] for engine in document["engines"]] == ["NATS"]
 
             killed = state.replicas[0].pid
             assert await command("cluster", "kill", "1") == 0
