@@ -47,9 +47,9 @@ class Faults:
         chance = random.Random(self._chance.random())
         kind = chance.choices(list(self._kinds), [weight for weight, _ in self._kinds.values()])[0]
         await asyncio.sleep(chance.uniform(0, 2.0))
-        began = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         await self._kinds[kind][1](chance)
-        self.log.append(f"{number}: {kind}, {asyncio.get_running_loop().time() - began:.1f} s")
+        self.log.append(f"{number}: {kind}, {asyncio.get_running_loop().time() - started_at:.1f} s")
 
     def _replica(self, chance: random.Random) -> Replica:
         return chance.choice(self._cluster.replicas)

@@ -188,7 +188,7 @@ class Load:
         """Read a run to its end; where the connection is lost, at the next replica from where the viewer stands."""
         missing = 0
         while not view.closed:
-            headers, left = {"Last-Event-ID": str(view.last)} if view.last else {}, b""
+            headers, buffer = {"Last-Event-ID": str(view.last)} if view.last else {}, b""
             url = f"{self._cluster.replicas[at % REPLICAS].url}/v1/runs/{view.run_id}/events"
             with contextlib.suppress(*CUT, TimeoutError):
                 async with self._cluster.http.get(url, headers=headers) as response:
@@ -199,7 +199,7 @@ class Load:
                             view.closed = True
                     elif response.status == 200:
                         async for chunk in response.content.iter_any():
-                            *blocks, left = (left + chunk).split(b"\n\n")
+                            *blocks, buffer = (buffer + chunk).split(b"\n\n")
                             for block in blocks:
                                 view.take(block)
             at += 1
@@ -251,11 +251,11 @@ class Load:
         until = asyncio.get_running_loop().time() + ENDED_S + TRY_S
         while self.tasks:
             left_s = until - asyncio.get_running_loop().time()
-            done, _ = await asyncio.wait(self.tasks, timeout=left_s, return_when=asyncio.FIRST_EXCEPTION)
-            self.tasks -= done
-            for task in done:
+            result, _ = await asyncio.wait(self.tasks, timeout=left_s, return_when=asyncio.FIRST_EXCEPTION)
+            self.tasks -= result
+            for task in result:
                 task.result()
-            assert done, "these do not come to their end"
+            assert result, "these do not come to their end"
         turns, self.turns = self.turns, []
         return turns
 

@@ -45,21 +45,21 @@ async def test_stalled_replica_is_replaced_and_writes_nothing(home_folder: Path,
         async with asyncio.timeout(TAKEN_OVER_S):
             while len(cluster.model.requests) < 2 * RUNS:
                 await asyncio.sleep(0.1)
-        held = [runs_of(cluster, replica) for replica in cluster.replicas]
-        stalled = max(range(len(held)), key=lambda at: len(held[at]))
-        assert held[stalled], held
+        runs = [runs_of(cluster, replica) for replica in cluster.replicas]
+        stalled = max(range(len(runs)), key=lambda at: len(runs[at]))
+        assert runs[stalled], runs
         # Those of the others wait for ever: their model does not answer again.
         cluster.replicas[stalled].stall()
-        began = time.monotonic()
+        started_at = time.monotonic()
         async with asyncio.timeout(TAKEN_OVER_S):
-            for run_id in held[stalled]:
+            for run_id in runs[stalled]:
                 await has_ended(cluster, run_id, stalled + 1)
-        await asyncio.sleep(max(0.0, began + stalled_s - time.monotonic()))
-        logs = [await checks.log(run_id, stalled + 1) for run_id in held[stalled]]
+        await asyncio.sleep(max(0.0, started_at + stalled_s - time.monotonic()))
+        logs = [await checks.log(run_id, stalled + 1) for run_id in runs[stalled]]
         cluster.replicas[stalled].go_on()
-        assert logs == [await checks.log(run_id, stalled) for run_id in held[stalled]]
+        assert logs == [await checks.log(run_id, stalled) for run_id in runs[stalled]]
         for at, replica in enumerate(cluster.replicas):
-            if at != stalled and held[at]:
+            if at != stalled and runs[at]:
                 await replica.kill()
                 await replica.start()
         await checks.check(await load.ended())
