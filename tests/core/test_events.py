@@ -221,6 +221,6 @@ def test_open_streams_are_replayed_from_partials() -> None:
 
 
 def test_message_without_deltas_or_row_is_replayed_as_event() -> None:
-    done = Event("run_1", "message.completed", 1, {"message_id": "m", "row": 9, "cuts": ""}, 3)
-    assert list(replay("run_1", [done], lambda _: None, [], 0)) == [done]
-    assert list(replay("run_1", [done], {9: Row("s", "assistant", "", id=9)}.get, [], 0)) == [done]
+    event = Event("run_1", "message.completed", 1, {"message_id": "m", "row": 9, "cuts": ""}, 3)
+    assert list(replay("run_1", [event], lambda _: None, [], 0)) == [event]
+    assert list(replay("run_1", [event], {9: Row("s", "assistant", "", id=9)}.get, [], 0)) == [event]

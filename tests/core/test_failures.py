@@ -493,9 +493,9 @@ def walk(kind: Kind, *, keys: int = 1, routes: int = 2, possible: frozenset[Acti
     tried: Counter[Action] = Counter()
     actions: list[str] = []
     while True:
-        left: set[Action] = {"rotate"} if tried["rotate"] < keys else set()
-        left |= {"fallback"} if tried["fallback"] < routes else set()
-        decision = decide(kind, CallState(tried=dict(tried), possible=possible | left, **fields))
+        remaining: set[Action] = {"rotate"} if tried["rotate"] < keys else set()
+        remaining |= {"fallback"} if tried["fallback"] < routes else set()
+        decision = decide(kind, CallState(tried=dict(tried), possible=possible | remaining, **fields))
         actions.append(decision.action)
         if decision.action in ENDS:
             return actions
@@ -638,7 +638,7 @@ def test_recovery_stops_at_deadline(kind: Kind, delivered: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "left", "expected"),
+    ("kind", "remaining", "expected"),
     [
         ("connect", 1.0, "reconnect*2 fallback*2 give_up"),
         ("connect", 3.0, "reconnect*2 retry fallback*2 give_up"),
@@ -649,9 +649,9 @@ def test_recovery_stops_at_deadline(kind: Kind, delivered: int) -> None:
         ("auth", 0.01, "rotate fallback*2 give_up"),
     ],
 )
-def test_retry_wait_past_deadline_is_not_started(kind: Kind, left: float, expected: str) -> None:
+def test_retry_wait_past_deadline_is_not_started(kind: Kind, remaining: float, expected: str) -> None:
     delivered = 3 if kind == "stream_lost_text" else 0
-    assert walk(kind, time_left_s=left, delivered=delivered) == row(expected)
+    assert walk(kind, time_left_s=remaining, delivered=delivered) == row(expected)
 
 
 def test_retry_after_past_deadline_is_not_waited_for() -> None:

@@ -176,12 +176,12 @@ def test_private_opener_keeps_existing_content(tmp_path: Path) -> None:
 
 
 def test_content_is_never_in_a_readable_file(home: Home, monkeypatch: pytest.MonkeyPatch, umask: int) -> None:
-    seen: list[int] = []
+    modes: list[int] = []
     sync = os.fsync
 
     def watched(fd: int) -> None:
         if stat.S_ISREG(os.fstat(fd).st_mode):
-            seen.append(stat.S_IMODE(os.fstat(fd).st_mode))
+            modes.append(stat.S_IMODE(os.fstat(fd).st_mode))
         sync(fd)
 
     change = os.chmod
@@ -193,7 +193,7 @@ def test_content_is_never_in_a_readable_file(home: Home, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "fsync", watched)
     monkeypatch.setattr(os, "chmod", folders_only)
     homes.write_private(home.env_file, "A=1\n")
-    assert seen == [0o600]
+    assert modes == [0o600]
 
 
 def test_replaced_file_becomes_private(home: Home) -> None:
@@ -228,20 +228,20 @@ def test_failed_write_keeps_old_file_and_no_draft(home: Home, monkeypatch: pytes
 def test_write_private_is_atomic_for_readers(home: Home) -> None:
     texts = [letter * 100_000 for letter in "ab"]
     homes.write_private(home.config_file, texts[0])
-    done = threading.Event()
+    finished = threading.Event()
 
     def write() -> None:
         for i in range(60):
             homes.write_private(home.config_file, texts[i % 2])
-        done.set()
+        finished.set()
 
     writer = threading.Thread(target=write)
     writer.start()
-    seen = {home.config_file.read_text()}
-    while not done.is_set():
-        seen.add(home.config_file.read_text())
+    observed = {home.config_file.read_text()}
+    while not finished.is_set():
+        observed.add(home.config_file.read_text())
     writer.join()
-    assert seen <= set(texts)
+    assert observed <= set(texts)
 
 
 def test_folder_lock_is_exclusive(home: Home) -> None:

@@ -116,15 +116,15 @@ async def test_concurrent_calls_get_a_thread_each(pool: Pool) -> None:
 
 
 async def test_abandoned_thread_is_replaced_and_late_result_dropped(pool: Pool) -> None:
-    threads, gate, began = pool(1), threading.Event(), threading.Event()
+    threads, gate, started = pool(1), threading.Event(), threading.Event()
 
     def stubborn() -> str:
-        began.set()
+        started.set()
         gate.wait(5)
         return "late"
 
     job = threads.submit(stubborn)
-    await until(began.is_set)
+    await until(started.is_set)
     job.future.cancel()
     job.abandon()
     async with asyncio.timeout(2):
@@ -136,14 +136,14 @@ async def test_abandoned_thread_is_replaced_and_late_result_dropped(pool: Pool) 
 
 
 async def test_returning_abandoned_thread_does_not_grow_pool(pool: Pool) -> None:
-    threads, gate, began = pool(1), threading.Event(), threading.Event()
+    threads, gate, started = pool(1), threading.Event(), threading.Event()
 
     def stubborn() -> None:
-        began.set()
+        started.set()
         gate.wait(5)
 
     job = threads.submit(stubborn)
-    await until(began.is_set)
+    await until(started.is_set)
     job.abandon()
     await threads.call(lambda: None)
     gate.set()
