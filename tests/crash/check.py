@@ -197,8 +197,8 @@ def branches_are_whole(db: sqlite3.Connection, ledger: Ledger) -> None:
     sessions = {row[0] for row in db.execute("SELECT id FROM sessions")}
     assert not ledger.deleted_sessions & sessions, "what was deleted is there again"
     for table, column in (("messages", "session_id"), ("runs", "session_id")):
-        left = {row[0] for row in db.execute(f"SELECT DISTINCT {column} FROM {table}")}
-        assert not ledger.deleted_sessions & left, f"what was deleted has left something in {table}"
+        remaining = {row[0] for row in db.execute(f"SELECT DISTINCT {column} FROM {table}")}
+        assert not ledger.deleted_sessions & remaining, f"what was deleted has left something in {table}"
     logs = {row[0] for row in db.execute("SELECT DISTINCT run_id FROM run_events")}
     assert not ledger.deleted_runs & logs
 
@@ -227,17 +227,17 @@ def compactions_are_whole(db: sqlite3.Connection, ledger: Ledger) -> None:
 
 def claims_are_there(db: sqlite3.Connection, ledger: Ledger) -> None:
     bodies = dict(db.execute("SELECT key, body FROM idempotency"))
-    for key, answered in ledger.claims.items():
+    for key, is_answered in ledger.claims.items():
         assert key in bodies
-        assert bodies[key] in ((key.encode(),) if answered else (None, b"", key.encode()))
+        assert bodies[key] in ((key.encode(),) if is_answered else (None, b"", key.encode()))
 
 
 def replay_is_in_order(store: Any, ledger: Ledger, run_id: str) -> None:
     """The log as a reader gets it: in order, whole, and the texts rebuilt from their deltas."""
     events = store.runs.read(run_id, 0, 1000)
     assert all(a.seq < b.seq for a, b in pairwise(events))
-    seen = {event.seq for event in events}
-    assert {seq for run, seq in ledger.events if run == run_id} <= seen
+    seqs = {event.seq for event in events}
+    assert {seq for run, seq in ledger.events if run == run_id} <= seqs
     texts: dict[str, str] = defaultdict(str)
     for event in events:
         if event.type == "text.delta":

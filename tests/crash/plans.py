@@ -87,11 +87,11 @@ def answer(request: Request) -> Reply:
 
 def stalling(*moments: tuple[str, int, int]) -> Callable[[Request], Reply]:
     """The same, which stops for ever after so many bytes of a plan's message; asked again, it answers."""
-    left = {(name, step): size for name, step, size in moments}
+    stalls = {(name, step): size for name, step, size in moments}
 
     def reply(request: Request) -> Reply:
         plan, step = asked_in(request.body["messages"])
-        return replace(plan.reply(step), stall_at=left.pop((plan.name, step), None))
+        return replace(plan.reply(step), stall_at=stalls.pop((plan.name, step), None))
 
     return reply
 

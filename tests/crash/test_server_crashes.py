@@ -135,23 +135,23 @@ async def test_turn_resumes_wherever_it_was_killed(home_folder: Path) -> None:
         await until(lambda: any("call-between-0-0" in str(request.body) for request in model.requests))
         await until(lambda: "message 1" in text_of(witness, "after"))
         await until(lambda: "call-during-0-1" in lines(witness))
-        asked = [(await waiting(witness, "approval", "waiting_for_approval"))["pending_approvals"]]
-        asked.append((await waiting(witness, "question", "waiting_for_input"))["pending_question"])
+        pending = [(await waiting(witness, "approval", "waiting_for_approval"))["pending_approvals"]]
+        pending.append((await waiting(witness, "question", "waiting_for_input"))["pending_question"])
         await killed(witness)
         approval = await waiting(witness, "approval", "waiting_for_approval")
         question = await waiting(witness, "question", "waiting_for_input")
-        [one] = approval["pending_approvals"]
-        assert one["approval_id"] == asked[0][0]["approval_id"] and "call-approval-0-0" not in lines(witness)
-        decision = {"choice": "once", "approval_id": one["approval_id"]}
+        [request] = approval["pending_approvals"]
+        assert request["approval_id"] == pending[0][0]["approval_id"] and "call-approval-0-0" not in lines(witness)
+        decision = {"choice": "once", "approval_id": request["approval_id"]}
         assert (await witness.gateway.post(f"/v1/runs/{approval['run_id']}/approval", decision))["resolved"] == 1
-        assert question["pending_question"]["request_id"] == asked[1]["request_id"]
+        assert question["pending_question"]["request_id"] == pending[1]["request_id"]
         await witness.gateway.post(f"/v1/runs/{question['run_id']}/clarify", {"answer": "The red one."})
         await witness.settle()
         (witness.gateway.folder / "workspace" / "go").touch()
-        done = results(witness)
-        assert done["call-during-0-1"]["status"] == "unknown"
-        assert {e["status"] for id_, e in done.items() if id_ != "call-during-0-1"} == {"ok"}
-        assert "The red one." in done["call-question-0-0"]["result"]
+        result = results(witness)
+        assert result["call-during-0-1"]["status"] == "unknown"
+        assert {e["status"] for id_, e in result.items() if id_ != "call-during-0-1"} == {"ok"}
+        assert "The red one." in result["call-question-0-0"]["result"]
 
 
 @pytest.mark.parametrize("moment", ["the model has said all", "message.completed", "run.completed"])
@@ -185,11 +185,14 @@ async def answer_to(asked: Asked, gateway: Gateway) -> Answer:
     return status, headers, text
 
 
-def text_in(answered: str) -> str:
+def text_in(body: str) -> str:
     """All that is said in an answer, or the whole of one that is no stream."""
-    payloads = [json.loads(line.removeprefix("data: ")) for line in answered.split("\n") if line.startswith("data: {")]
-    deltas = [one["choices"][0]["delta"].get("content") if "choices" in one else one.get("delta") for one in payloads]
-    return "".join(filter(None, deltas)) if payloads else answered
+    payloads = [json.loads(line.removeprefix("data: ")) for line in body.split("\n") if line.startswith("data: {")]
+    deltas = [
+        payload["choices"][0]["delta"].get("content") if "choices" in payload else payload.get("delta")
+        for payload in payloads
+    ]
+    return "".join(filter(None, deltas)) if payloads else body
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
@@ -199,24 +202,28 @@ async def test_idempotent_retry_joins_resumed_turn(home_folder: Path, ending: in
     async with started_server(home_folder, stalls, drain_seconds=0) as (model, witness):
         gateway = witness.gateway
         await witness.open(*(plan.name for plan in plans.values()))
-        asked = {kind: Asked(WAYS[kind], plan, plan.name, f"key-{plan.name}") for kind, plan in plans.items()}
-        first = {kind: asyncio.create_task(answer_to(one, gateway)) for kind, one in asked.items()}
+        requests = {kind: Asked(WAYS[kind], plan, plan.name, f"key-{plan.name}") for kind, plan in plans.items()}
+        first = {kind: asyncio.create_task(answer_to(request, gateway)) for kind, request in requests.items()}
         await until(lambda: len(model.requests) == 2 * len(plans))
         await gateway.end(ending)
         cut = {kind: await task for kind, task in first.items()}
         await gateway.start()
         again = dict(
-            zip(asked, await asyncio.gather(*(answer_to(one, gateway) for one in asked.values())), strict=True)
+            zip(
+                requests,
+                await asyncio.gather(*(answer_to(request, gateway) for request in requests.values())),
+                strict=True,
+            )
         )
         for kind, (status, headers, text) in again.items():
             assert (status, headers.get("Idempotency-Replayed")) == (202 if kind == "run" else 200, "true"), text
             if kind not in ("run", "response background"):
                 assert plans[kind].texts[-1] in text_in(text.decode()), text
-            before, sent_headers, seen = cut[kind]
+            before, sent_headers, body = cut[kind]
             if "stream" in kind or before == 202:
-                assert NAMES.findall(seen) and set(NAMES.findall(seen)) <= set(NAMES.findall(text)), (seen, text)
+                assert NAMES.findall(body) and set(NAMES.findall(body)) <= set(NAMES.findall(text)), (body, text)
                 assert {name: sent_headers.get(name) for name in TOLD} == {name: headers.get(name) for name in TOLD}
-            assert (await answer_to(asked[kind], gateway))[2] == text
+            assert (await answer_to(requests[kind], gateway))[2] == text
         runs = (await gateway.get("/v1/runs?limit=200"))["data"]
         assert {run["run_id"] for run in runs} == {headers["X-Hermes-Run-Id"] for _, headers, _ in again.values()}
         witness.runs = {
@@ -295,8 +302,8 @@ async def test_graceful_shutdown_finishes_runs_within_drain_time(home_folder: Pa
         assert await gateway.ended() == 0
         await witness.cut_off()
         assert all(run.closed for run in witness.runs.values()), "a reader was not told the end"
-        answered = witness.asked["text"].answer
-        assert answered is not None and answered[1].endswith(b"data: [DONE]\n\n")
+        answer = witness.asked["text"].answer
+        assert answer is not None and answer[1].endswith(b"data: [DONE]\n\n")
         await gateway.start()
         await witness.settle()
         assert {data_of(run.whole[-1])["event"] for run in witness.runs.values()} == {"run.completed"}
@@ -320,8 +327,8 @@ async def test_graceful_shutdown_hands_over_or_ends_remaining_runs(home_folder: 
         await witness.cut_off()
         assert {run.plan.name for run in witness.runs.values() if run.closed} == {"client"}
         for name, expected in (("client", b'"server_shutdown"'), ("answer", b"message 0")):
-            answered = witness.asked[name].answer
-            assert answered is not None and expected in answered[1], answered
+            answer = witness.asked[name].answer
+            assert answer is not None and expected in answer[1], answer
         await witness.gateway.start()
         approval = await waiting(witness, "approval", "waiting_for_approval")
         await witness.gateway.post(f"/v1/runs/{approval['run_id']}/approval", {"choice": "once"})

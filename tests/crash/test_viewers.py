@@ -56,10 +56,10 @@ def text(frames: Frames) -> str:
 
 def two_answers() -> Handler:
     """A model that stops in the middle of its answer and, asked again, says something else."""
-    left = [Reply(text=[f"Word {n}. " for n in range(8)], gap_s=0.004, stall_at=2_000)]
+    replies = [Reply(text=[f"Word {n}. " for n in range(8)], gap_s=0.004, stall_at=2_000)]
 
     def reply(_: Request) -> Reply:
-        return left.pop() if left else Reply(text=[f"Another {n}. " for n in range(8)])
+        return replies.pop() if replies else Reply(text=[f"Another {n}. " for n in range(8)])
 
     return reply
 
@@ -67,20 +67,20 @@ def two_answers() -> Handler:
 @pytest.mark.parametrize("deltas", range(1, 7))
 async def test_replayed_sequence_number_never_changes_content(home_folder: Path, deltas: int) -> None:
     async with started_server(home_folder, two_answers()) as (_, witness):
-        gateway, seen = witness.gateway, Frames()
+        gateway, frames = witness.gateway, Frames()
         body = {"input": "Count.", "stream": True, "background": True}
         async with gateway.client.post("/v1/responses", json=body) as response:
-            response_id = await read(response, seen, deltas)
+            response_id = await read(response, frames, deltas)
             await gateway.end()
             with contextlib.suppress(CUT):
-                await read(response, seen)
+                await read(response, frames)
         await gateway.start()
-        rest = await whole(gateway, response_id, max(seen))
-        assert seen | rest == await whole(gateway, response_id)
-        assert not set(seen) & set(rest)
-        assert sorted(seen | rest) == list(range(len(seen) + len(rest)))
+        rest = await whole(gateway, response_id, max(frames))
+        assert frames | rest == await whole(gateway, response_id)
+        assert not set(frames) & set(rest)
+        assert sorted(frames | rest) == list(range(len(frames) + len(rest)))
         stored = await gateway.get(f"/v1/responses/{response_id}")
         assert stored["status"] == "completed"
-        assert text(seen | rest) == "".join(
+        assert text(frames | rest) == "".join(
             part["text"] for item in stored["output"] if item["type"] == "message" for part in item["content"]
         )

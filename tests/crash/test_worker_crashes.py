@@ -40,21 +40,21 @@ async def whole(client: aiohttp.ClientSession, response_id: str, after: int | No
 
 async def test_viewer_of_killed_worker_continues_at_other_worker(home_folder: Path) -> None:
     async with two_workers(home_folder, two_answers()) as server:
-        pid, one = await server.client()
+        pid, client = await server.client()
         _, other = await server.client(other_than=pid)
-        seen, elsewhere = Frames(), Frames()
-        response = await post(one, "/v1/responses", {"input": "Count.", "background": True})
+        frames, elsewhere = Frames(), Frames()
+        response = await post(client, "/v1/responses", {"input": "Count.", "background": True})
         path = f"/v1/responses/{response['id']}?stream=true"
-        async with one.get(path) as at_owner, other.get(path) as at_other:
-            await read(at_owner, seen, 4)
+        async with client.get(path) as at_owner, other.get(path) as at_other:
+            await read(at_owner, frames, 4)
             await read(at_other, elsewhere, 3)
             os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(*CUT):
-                await read(at_owner, seen)
+                await read(at_owner, frames)
             await read(at_other, elsewhere)
-        rest = await whole(other, response["id"], max(seen))
-        assert not set(seen) & set(rest)
-        assert seen | rest == elsewhere == await whole(other, response["id"])
+        rest = await whole(other, response["id"], max(frames))
+        assert not set(frames) & set(rest)
+        assert frames | rest == elsewhere == await whole(other, response["id"])
         assert sorted(elsewhere) == list(range(len(elsewhere)))
         async with asyncio.timeout(SURELY_S):
             while (await get(other, f"/v1/responses/{response['id']}"))["status"] != "completed":
@@ -65,9 +65,9 @@ async def test_runs_of_killed_worker_are_resumed_once(home_folder: Path) -> None
     names = [f"n{at}" for at in range(6)]
     handler = stalling(*((name, 1, 300) for name in names))
     async with two_workers(home_folder, handler) as server:
-        pid, one = await server.client()
+        pid, client = await server.client()
         other_pid, other = await server.client(other_than=pid)
-        runs = [(await post(one, "/v1/runs", {"input": f"Turn {name}: c."}, 202))["run_id"] for name in names]
+        runs = [(await post(client, "/v1/runs", {"input": f"Turn {name}: c."}, 202))["run_id"] for name in names]
         await until(lambda: len(server.model.requests) == 2 * len(names))
         os.kill(pid, signal.SIGKILL)
         assert [await ended(other, run_id) for run_id in runs] == ["completed"] * len(names)
@@ -104,10 +104,10 @@ def holders(server: Server) -> list[int]:
 
 async def test_runs_of_killed_worker_are_resumed_by_survivor(home_folder: Path) -> None:
     async with two_workers(home_folder, hanging()) as server:
-        pid, one = await server.client()
+        pid, client = await server.client()
         other_pid, _ = await server.client(other_than=pid)
         for _ in range(3):
-            await post(one, "/v1/runs", {"input": "Hello."}, 202)
+            await post(client, "/v1/runs", {"input": "Hello."}, 202)
         await until(lambda: len(server.model.requests) == 3)
         assert holders(server) == [pid] * 3
         os.kill(pid, signal.SIGKILL)

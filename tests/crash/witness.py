@@ -143,7 +143,7 @@ class Witness:
 
     async def follow(self, run: Run, *, again: bool = False) -> None:
         """Read a run from where its reader stands to its end, or to that of the server."""
-        headers, left = {"Last-Event-ID": str(run.last)} if run.last else {}, b""
+        headers, buffer = {"Last-Event-ID": str(run.last)} if run.last else {}, b""
         try:
             async with self.gateway.client.get(f"/v1/runs/{run.run_id}/events", headers=headers) as response:
                 if again and not run.frames and not run.submitted and response.status == 404:
@@ -151,7 +151,7 @@ class Witness:
                     return
                 assert response.status == 200, await response.text()
                 async for chunk in response.content.iter_any():
-                    *blocks, left = (left + chunk).split(b"\n\n")
+                    *blocks, buffer = (buffer + chunk).split(b"\n\n")
                     for block in blocks:
                         run.take(block)
         except CUT:
@@ -172,9 +172,9 @@ class Witness:
                 while [run for run in await self._listed() if not run["finished_at"]]:
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            left = [run for run in await self._listed() if not run["finished_at"]]
+            unfinished = [run for run in await self._listed() if not run["finished_at"]]
             unread = [(run.run_id, *run.frames.values()) for run in self.runs.values() if not run.closed]
-            raise AssertionError(f"these do not go on: {left}; read so far: {unread}") from None
+            raise AssertionError(f"these do not go on: {unfinished}; read so far: {unread}") from None
         assert all(run.closed for run in self.runs.values()), "a log has no end"
         await until(self._nothing_is_held)
         runs = await self._listed()
@@ -202,13 +202,13 @@ class Witness:
 
     def _nothing_is_held(self) -> bool:
         with closing(sqlite3.connect(self.gateway.folder / "state.db", timeout=30)) as db:
-            held = [
+            holders = [
                 holder for (holder,) in db.execute("SELECT holder FROM leases WHERE name <> ''") if not is_gone(holder)
             ]
-            if not held:
+            if not holders:
                 assert db.execute("SELECT count(*) FROM run_partials").fetchone() == (0,), "open text without a run"
                 is_sound(db)
-            return not held
+            return not holders
 
     async def _check_run(self, record: Json) -> None:
         run_id = record["run_id"]

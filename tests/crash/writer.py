@@ -80,8 +80,8 @@ class Worker:
             self.store.runs.put_partials(turn.run_id, token, [partial])
             say(did="partial", run=turn.run_id, stream=message, seq=partial.last_seq, text=partial.text)
             calls = [{"id": f"call_{step}", "name": "clock", "arguments": "{}"}] if step == 1 else None
-            done = turn.complete(message, partial.text, partial.cuts, step, tool_calls=calls)
-            self._event(turn, done, partial.text)
+            result = turn.complete(message, partial.text, partial.cuts, step, tool_calls=calls)
+            self._event(turn, result, partial.text)
             if calls:
                 self._tool(turn, step)
         if self.random.random() < 0.3:
