@@ -86,15 +86,15 @@ def test_command_rules_expand_known_variables() -> None:
 
 
 def test_overwrite_rule_checks_whether_file_exists() -> None:
-    asked: list[str] = []
+    paths: list[str] = []
 
     def exists(path: str) -> bool:
-        asked.append(path)
+        paths.append(path)
         return path == "/tmp/old"
 
     command = "echo a > /tmp/old; echo b > /tmp/new; echo c >> /tmp/old; echo d > here; echo e > /dev/null"
     assert [hit.detail for hit in check(command, CWD, FACTS, exists)] == ["echo a > /tmp/old"]
-    assert asked == ["/tmp/old", "/tmp/new"]
+    assert paths == ["/tmp/old", "/tmp/new"]
 
 
 @pytest.mark.parametrize(

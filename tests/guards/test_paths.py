@@ -504,14 +504,14 @@ def test_file_swapped_for_link_is_not_followed(place: Path, swapped: Swapping) -
 
 
 def test_file_swapped_for_link_during_open_is_not_followed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = 0
+    looks = 0
     examine = Paths._examine
 
     def swapping(self: Paths, stat: os.stat_result) -> None:
-        nonlocal seen
+        nonlocal looks
         examine(self, stat)
-        seen += 1
-        if seen == 1:
+        looks += 1
+        if looks == 1:
             (place / "ws/src/main.py").unlink()
             (place / "ws/src/main.py").symlink_to(place / "user/.ssh/id_rsa")
 

@@ -383,11 +383,11 @@ async def test_connection_uses_checked_address(stage: Stage, tmp_path: Path) -> 
 
 
 async def test_dns_is_asked_once(threads: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    hosts: list[str] = []
 
     def turning(host: str, port: int, *_: object) -> list[tuple[Any, ...]]:
-        asked.append(host)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{min(len(asked), 2)}", port))]
+        hosts.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{min(len(hosts), 2)}", port))]
 
     async def second(_: web.Request) -> web.StreamResponse:
         return web.Response(text="second")
@@ -396,7 +396,7 @@ async def test_dns_is_asked_once(threads: Threads, tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(socket, "getaddrinfo", turning)
         guard = guard_of(Network(threads.submit), tmp_path, security__allow_private_urls=True)
         assert (await guard.fetch(f"http://turning.test:{port}/")).data == b"hello"
-        assert asked == ["turning.test"]
+        assert hosts == ["turning.test"]
         assert (await guard.fetch(f"http://turning.test:{port}/")).data == b"second"
 
 
@@ -428,14 +428,14 @@ async def test_unresolvable_name_is_rejected(
     stage.answers["empty.test"] = [[]]
     for host in ("unknown.test", "empty.test"):
         assert await why(f"http://{host}/", guard_of(stage, tmp_path)) == "unresolvable"
-    done = threading.Event()
+    finished = threading.Event()
     monkeypatch.setattr(network_module, "RESOLVE_S_MAX", 0.05)
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: done.wait())
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: finished.wait())
     try:
         assert await why("http://slow.test/", guard_of(Network(threads.submit), tmp_path)) == "unresolvable"
         assert threads.abandoned == 1
     finally:
-        done.set()
+        finished.set()
 
 
 async def test_certificate_is_verified_for_name(threads: Threads, tmp_path: Path) -> None:
@@ -550,10 +550,10 @@ async def test_trust_does_not_extend_to_redirect_target(stage: Stage, tmp_path: 
 @pytest.mark.parametrize(("hops", "rule"), [(5, ""), (6, "redirects")])
 async def test_at_most_five_redirects(stage: Stage, tmp_path: Path, hops: int, rule: str) -> None:
     async def count(request: web.Request) -> web.StreamResponse:
-        left = int(request.path[1:])
-        if not left:
+        remaining = int(request.path[1:])
+        if not remaining:
             return web.Response(text="there")
-        raise web.HTTPFound(f"/{left - 1}")
+        raise web.HTTPFound(f"/{remaining - 1}")
 
     async with serving(count) as port:
         stage.servers[WORLD] = port
@@ -574,15 +574,15 @@ async def test_https_to_http_redirect_is_rejected(threads: Threads, tmp_path: Pa
 
 
 async def test_credentials_and_cookies_are_dropped_on_redirect(stage: Stage, tmp_path: Path) -> None:
-    seen: list[web.Request] = []
+    requests: list[web.Request] = []
 
     async def away(request: web.Request) -> web.StreamResponse:
-        seen.append(request)
+        requests.append(request)
         place = "/next" if request.path == "/" else "http://other.test/end"
         return web.Response(status=302, headers={"Location": place, "Set-Cookie": "id=1"})
 
     async def end(request: web.Request) -> web.StreamResponse:
-        seen.append(request)
+        requests.append(request)
         return web.Response(text="end")
 
     private = {"Authorization": "Bearer abc", "Cookie": "a=b", "X-Api-Key": "abc", "Mcp-Session-Id": "abc"}
@@ -590,8 +590,8 @@ async def test_credentials_and_cookies_are_dropped_on_redirect(stage: Stage, tmp
         stage.servers |= {WORLD: first, ELSEWHERE: second}
         headers = {**private, "Accept": "text/html"}
         fetched = await guard_of(stage, tmp_path).fetch("http://page.test/", headers=headers)
-    assert (fetched.final_url, len(seen)) == ("http://other.test/end", 3)
-    same, other = seen[1].headers, seen[2].headers
+    assert (fetched.final_url, len(requests)) == ("http://other.test/end", 3)
+    same, other = requests[1].headers, requests[2].headers
     assert same["Authorization"] == "Bearer abc" and same["Cookie"] == "a=b"
     assert (
         not set(other) & {*private, "Referer", "Content-Type"}
@@ -613,18 +613,18 @@ async def test_credentials_and_cookies_are_dropped_on_redirect(stage: Stage, tmp
 async def test_body_is_not_sent_to_other_server(
     stage: Stage, tmp_path: Path, status: int, place: str, outcome: object
 ) -> None:
-    seen: list[tuple[str, bytes]] = []
+    observed: list[tuple[str, bytes]] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path == "/end":
-            seen.append((request.method, await request.read()))
+            observed.append((request.method, await request.read()))
             return web.Response(text="end")
         return web.Response(status=status, headers={"Location": place})
 
     async with serving(answer) as port:
         stage.servers |= {WORLD: port, ELSEWHERE: port}
         rule = await why("http://page.test/", guard_of(stage, tmp_path), body=b"text")
-    assert (rule or seen[0]) == outcome
+    assert (rule or observed[0]) == outcome
 
 
 # ---- what comes back
