@@ -623,10 +623,10 @@ async def test_total_timeout_of_endless_response(http: HttpClient) -> None:
 @asynccontextmanager
 async def full(address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
     """A port at which nobody is let in, nor turned away."""
-    with socket.socket() as listening, socket.socket() as one, socket.socket() as two:
+    with socket.socket() as listening, socket.socket() as sock, socket.socket() as two:
         listening.bind((address, port))
         listening.listen(0)
-        for waiting in (one, two):
+        for waiting in (sock, two):
             waiting.setblocking(False)
             with suppress(BlockingIOError):
                 waiting.connect(listening.getsockname())
@@ -655,14 +655,14 @@ async def test_connect_time_counts_towards_total_timeout(http: HttpClient, names
     names.known["slow.test"] = None
     async with serving(silent) as raw_server:
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        started_at = loop.time()
         asking = asyncio.create_task(failure(http, raw_server.url(host="slow.test"), limits=Timeouts(0.6, 30)))
         await until(lambda: names.lookups == ["slow.test"])
         await asyncio.sleep(0.5)
         names.known["slow.test"] = ["127.0.0.1"]
         names.tell("slow.test", raw_server.port)
         assert await asking == (RequestTimeout, False)
-        assert loop.time() - began < 1
+        assert loop.time() - started_at < 1
 
 
 MUCH = 8 * 1024 * 1024
@@ -701,11 +701,11 @@ async def test_idle_timeout_excludes_backpressure(http: HttpClient, monkeypatch:
         http.send("GET", raw_server.url(), {}, b"", Timeouts(30, 0.3)) as answer,
     ):
         await asyncio.sleep(0.45)
-        began = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         assert await answer.read() == b"x" * 100
         with pytest.raises(StaleStream):
             await answer.read()
-        assert asyncio.get_running_loop().time() - began > 0.29
+        assert asyncio.get_running_loop().time() - started_at > 0.29
 
 
 async def test_slow_request_upload_is_not_idle(http: HttpClient) -> None:
