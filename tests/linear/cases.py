@@ -90,13 +90,13 @@ def texts(
     what: str, parts: str, work: Callable[[str], Any], repeated: Iterable[str], begin: str = "", **sizes: int
 ) -> None:
     """One case for each text, repeated so often that it has that many characters."""
-    for one in repeated:
-        make = partial(_repeated, begin, one)
-        case(f"{what}: {one!r}", parts, make, work, **sizes)
+    for pattern in repeated:
+        make = partial(_repeated, begin, pattern)
+        case(f"{what}: {pattern!r}", parts, make, work, **sizes)
 
 
-def _repeated(begin: str, one: str, n: int) -> str:
-    return begin + one * (n // len(one) + 1)
+def _repeated(begin: str, pattern: str, n: int) -> str:
+    return begin + pattern * (n // len(pattern) + 1)
 
 
 def run(work: Awaitable[Any]) -> Any:
@@ -199,7 +199,7 @@ for mode in MODES:
         f"many tools for {mode}",
         f"providers.{mode}",
         lambda n: Prompt(["s"], [], ToolSchemas(ToolSchema(f"t{at}", "d", {"type": "object"}) for at in range(n))),
-        lambda given, mode=mode: provider_for(mode).request(Route("p", "m", "http://h/v1", mode), None, given),  # type: ignore[misc]
+        lambda value, mode=mode: provider_for(mode).request(Route("p", "m", "http://h/v1", mode), None, value),  # type: ignore[misc]
         large=20_000,
     )
 texts(
@@ -257,19 +257,19 @@ def assembled(pieces: Iterable[str]) -> None:
 MARKUP = ["<", "<think>", "</think>", "<think>a</think>", "`", "```\n", "\n```", "<tool_call>", "<tool_call>{", "</tool_call>",
           '<tool_call>{"name": "a", "arguments": {}}</tool_call>', "<function=a>", "<function=a><parameter=b>c", "[TOOL_CALLS]",
           "[TOOL_CALLS][", "<|tool_call_begin|>", "<｜tool▁call▁begin｜>", "functions.a:0", '{"name": "a", ', "\n", " ", "a\n<think"]  # fmt: skip
-for one in MARKUP:
+for markup in MARKUP:
     case(
-        f"an answer with {one!r} in pieces",
+        f"an answer with {markup!r} in pieces",
         "agent.inline agent.leaked_calls agent.assembler",
-        lambda n, one=one: cut_text(one * (n // len(one) + 1), 7),  # type: ignore[misc]
+        lambda n, text=markup: cut_text(text * (n // len(text) + 1), 7),  # type: ignore[misc]
         assembled,
         size=600,
         large=100_000,
     )
 
 
-def cut_text(given: str, size: int) -> list[str]:
-    return [given[at : at + size] for at in range(0, len(given), size)]
+def cut_text(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
 
 
 texts(
@@ -329,11 +329,11 @@ TAGS = [
     "![a](data:image/",
     "](",
 ]
-for one in TAGS:
+for markup in TAGS:
     case(
-        f"tags of files: {one!r}",
+        f"tags of files: {markup!r}",
         "agent.media",
-        lambda n, one=one: cut_text(one * (n // len(one) + 1), 11),  # type: ignore[misc]
+        lambda n, text=markup: cut_text(text * (n // len(text) + 1), 11),  # type: ignore[misc]
         lambda pieces: run(write(pieces)),
         large=100_000,
     )
@@ -452,10 +452,10 @@ def masked(pieces: Iterable[str]) -> None:
     stream.finish()
 
 
-for one in ("kn0wn-v", "kn0wn-value-of-the-process", "a", "k"):
+for markup in ("kn0wn-v", "kn0wn-value-of-the-process", "a", "k"):
     case(
-        f"a mask of a stream: {one!r}", "guards.secrets",
-        lambda n, one=one: cut_text(one * (n // len(one) + 1), 5), masked, size=2_000, large=300_000,  # type: ignore[misc]
+        f"a mask of a stream: {markup!r}", "guards.secrets",
+        lambda n, text=markup: cut_text(text * (n // len(text) + 1), 5), masked, size=2_000, large=300_000,  # type: ignore[misc]
     )  # fmt: skip
 case(
     "redaction of a tree",
@@ -911,9 +911,9 @@ def captured(pieces: Iterable[bytes]) -> None:
     ends.text()
 
 
-for one in (b"a", b"\x1b[", b"\x1b]0;", b"\r", b"a\r\n", b"\xf0\x9f", b"\x1b", b"\x1b[1m", b"\b"):
-    case(f"output of a command: {one!r}", "tools.output_buffer",
-         lambda n, one=one: cut(one * (n // len(one) + 1), 100), captured, size=4_000, large=300_000)  # type: ignore[misc]  # fmt: skip
+for markup in (b"a", b"\x1b[", b"\x1b]0;", b"\r", b"a\r\n", b"\xf0\x9f", b"\x1b", b"\x1b[1m", b"\b"):
+    case(f"output of a command: {markup!r}", "tools.output_buffer",
+         lambda n, text=markup: cut(text * (n // len(text) + 1), 100), captured, size=4_000, large=300_000)  # type: ignore[misc]  # fmt: skip
 
 
 async def shape(contents: list[str]) -> None:
