@@ -56,7 +56,9 @@ async def started(home: Home) -> AsyncIterator[Callable[..., App]]:
         await app.close()
 
 
-async def turn(app: App, question: str, seen: Callable[[Event], Any] = lambda event: None, **more: Any) -> list[Event]:
+async def turn(
+    app: App, question: str, on_event: Callable[[Event], Any] = lambda event: None, **more: Any
+) -> list[Event]:
     """One turn, with all its events; `seen` may act on each."""
     more.setdefault("toolsets", frozenset())
     spec = RunSpec(question, session_id=more.pop("session_id", "s"), **more)
@@ -64,7 +66,7 @@ async def turn(app: App, question: str, seen: Callable[[Event], Any] = lambda ev
     events = []
     async for event in app.engine.subscribe(spec.run_id):
         events.append(event)
-        if (waits := seen(event)) is not None:
+        if (waits := on_event(event)) is not None:
             await waits
     return events
 

@@ -65,7 +65,7 @@ def model_files(home: Home) -> list[str]:
 
 def test_install_joins_verified_parts_and_cleans_up(index: Path, home: Home) -> None:
     progress: list[int] = []
-    path = install.install(home, lambda done, of: progress.append(done))
+    path = install.install(home, lambda result, of: progress.append(result))
     assert path.read_bytes() == b"".join(PARTS) and model_files(home) == [install.NAME]
     assert path.stat().st_mode & 0o777 == 0o600 and progress == [0, 1, 2, 3]
     assert model_file(home, config.load(home)) == path

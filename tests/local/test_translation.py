@@ -52,10 +52,10 @@ def test_example_calls_match_tool_schemas() -> None:
 
 
 def test_examples_show_every_kind_of_work() -> None:
-    shown = Counter(step["tool"] for step in steps())
+    counts = Counter(step["tool"] for step in steps())
     most_used = ("read_file", "search_files", "patch", "terminal", "memory", "session_search", "cronjob")
-    assert all(shown[name] >= 2 for name in most_used)
-    assert {name for name, form in forms()["tools"].items() if not form.get("hidden")} == set(shown)
+    assert all(counts[name] >= 2 for name in most_used)
+    assert {name for name, form in forms()["tools"].items() if not form.get("hidden")} == set(counts)
     assert any(len(shot.get("steps", ())) > 1 for shot in forms()["shots"])
     assert any("steps" not in shot for shot in forms()["shots"])
 
@@ -70,13 +70,13 @@ def test_tool_forms_match_real_tools() -> None:
 
 
 def test_prefix_is_same_for_every_folder_and_question() -> None:
-    one, other = request("read a.txt"), request("hello", system=["Working folder: /elsewhere. You know: x."])
-    count = int(one.headers[PREFIX])
+    first, other = request("read a.txt"), request("hello", system=["Working folder: /elsewhere. You know: x."])
+    count = int(first.headers[PREFIX])
     assert count == int(other.headers[PREFIX]) > 20
-    assert one.body["messages"][:count] == other.body["messages"][:count]
-    rest = one.body["messages"][count:]
+    assert first.body["messages"][:count] == other.body["messages"][:count]
+    rest = first.body["messages"][count:]
     assert len(rest) == 1 and rest[0]["role"] == "user"
-    assert FACTS in rest[0]["content"] and FACTS not in str(one.body["messages"][:count])
+    assert FACTS in rest[0]["content"] and FACTS not in str(first.body["messages"][:count])
 
 
 def test_prefix_is_same_when_tools_are_turned_off() -> None:
@@ -212,8 +212,8 @@ def test_missing_tool_is_named() -> None:
 DONE = "(That worked. Say in one sentence what you did.)"
 
 
-def after(question: str, *done: list[dict[str, Any]]) -> WireRequest:
-    return request(messages=[{"role": "user", "content": question}, *(message for call in done for message in call)])
+def after(question: str, *result: list[dict[str, Any]]) -> WireRequest:
+    return request(messages=[{"role": "user", "content": question}, *(message for call in result for message in call)])
 
 
 def reminder(wire: WireRequest) -> str:

@@ -175,11 +175,11 @@ async def test_prompt_over_window_is_rejected(started: Start) -> None:
 
 @pytest.mark.long
 async def test_two_processes_of_home_share_worker(started: Start, home: Home) -> None:
-    one, other = started(), started()
-    assert text(await turn(one, "Hi", max_output_tokens=3))
+    first, other = started(), started()
+    assert text(await turn(first, "Hi", max_output_tokens=3))
     had = workers(home)
     assert text(await turn(other, "Hi", max_output_tokens=3, session_id="t")) and workers(home) == had
-    await one.close()
+    await first.close()
     await workers_ended(home)
     assert text(await turn(other, "Hi", max_output_tokens=3, session_id="t")) and workers(home)
 
