@@ -115,17 +115,17 @@ def test_chunk_template_reasoning_first_uses_no_attempt() -> None:
 
 
 def test_chunk_template_gives_up_on_varying_events() -> None:
-    asked: list[bytes] = []
+    looks: list[bytes] = []
 
     def read(events: Sequence[bytes], at: int) -> list[str]:
-        asked.append(events[at])
+        looks.append(events[at])
         return READ(events, at)
 
     alike = ChunkTemplate(read)
     for n in range(100):
         alike.texts(chunk("a", ident=f"c{n}"))
     assert not alike.looks
-    assert len(asked) == 2 * LOOKS_MAX
+    assert len(looks) == 2 * LOOKS_MAX
 
 
 def test_chunk_template_tolerates_occasional_change() -> None:
@@ -175,8 +175,8 @@ async def read_packets(packets: Sequence[bytes], *, joins: bool) -> tuple[str, A
 
     caller = Caller(Stop(), deliver, lambda _: None, joins=joins, at_once=(lambda _: True) if joins else None)
     wire = WireRequest("POST", "http://model", {}, {})
-    done = await caller.ask(PacketResponse(packets), PROVIDER, wire, Timeouts(), Assembler("r:1"), streaming=True)  # type: ignore[arg-type]
-    return "".join(delivered), done.assembler.message(), done.facts
+    answer = await caller.ask(PacketResponse(packets), PROVIDER, wire, Timeouts(), Assembler("r:1"), streaming=True)  # type: ignore[arg-type]
+    return "".join(delivered), answer.assembler.message(), answer.facts
 
 
 TOOL = [{"index": 0, "id": "t1", "function": {"name": "f", "arguments": "{}"}}]
