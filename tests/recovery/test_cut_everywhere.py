@@ -22,10 +22,10 @@ def _script(cuts: dict[str, Reply]):
     """The first request of each conversation is cut; the rest are answered as they should be."""
 
     def reply(request: Request) -> Reply:
-        asked = next(turn.text for turn in request.turns if turn.role == "user")
+        text = next(turn.text for turn in request.turns if turn.role == "user")
         if any(turn.role == "tool" for turn in request.turns):
             return Reply(text="All done.", continues=False)
-        return cuts.pop(asked, ANSWER)
+        return cuts.pop(text, ANSWER)
 
     return reply
 
