@@ -77,7 +77,7 @@ async def test_interrupt_before_first_token_closes_model_socket(harness: Harness
 
 async def test_interrupt_cuts_retry_wait_short(harness: Harness, server: ModelServer) -> None:
     async def interrupt() -> float:
-        server.script, asked = [Reply(status=429, headers={"Retry-After": "19"})], len(server.requests)
+        server.script, count = [Reply(status=429, headers={"Retry-After": "19"})], len(server.requests)
         running = await harness.begin(harness.spec(server))
         waiting = await running.wait_for("model.retrying")
         assert waiting["wait_seconds"] == pytest.approx(19.0)
@@ -85,7 +85,7 @@ async def test_interrupt_cuts_retry_wait_short(harness: Harness, server: ModelSe
         await running.control("interrupt")
         assert_cancelled(await running.end())
         took_s = time.monotonic() - before
-        assert len(server.requests) == asked + 1
+        assert len(server.requests) == count + 1
         await nothing_left(server)
         return took_s
 
@@ -116,11 +116,11 @@ async def test_interrupt_cancels_async_tool(harness: Harness, server: ModelServe
 
 
 async def test_interrupt_is_signalled_to_blocking_tool(harness: Harness, server: ModelServer) -> None:
-    seen = threading.Event()
+    reached = threading.Event()
 
     def look(ctx: Any, _: Any) -> Json:
         if ctx.cancelled.wait(5):
-            seen.set()
+            reached.set()
         return {}
 
     harness.offer(tool("look", look))
@@ -129,7 +129,7 @@ async def test_interrupt_is_signalled_to_blocking_tool(harness: Harness, server:
     await running.wait_for("tool.started")
     await running.control("interrupt")
     run = await running.end()
-    assert seen.is_set()
+    assert reached.is_set()
     assert run.event("tool.finished")["status"] == "interrupted"
     await nothing_left(server)
 
@@ -257,9 +257,9 @@ async def test_interrupt_at_any_moment_leaves_exactly_one_final_event(harness: H
 async def test_disconnect_of_last_owner_cancels_run(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
     running = await harness.begin(harness.spec(server, on_detach="cancel"))
-    one, two = harness.engine.attach(running.run_id), harness.engine.attach(running.run_id)
+    first, two = harness.engine.attach(running.run_id), harness.engine.attach(running.run_id)
     await running.wait_for("text.delta")
-    await harness.engine.detach(running.run_id, one)
+    await harness.engine.detach(running.run_id, first)
     assert running.events[-1]["type"] == "text.delta"
     await harness.engine.detach(running.run_id, two)
     run = await running.end()
@@ -399,22 +399,22 @@ async def asking(harness: Harness, server: ModelServer, **arguments: Any) -> Run
 
 async def test_clarify_question_waits_without_thread_or_socket(harness: Harness, server: ModelServer) -> None:
     running = await asking(harness, server, choices=["this", "that"])
-    asked = await running.wait_for("clarify.requested")
-    assert (asked["question"], asked["choices"]) == ("Which?", ["this", "that"])
-    assert asked["expires_at"] > time.time() + 3000
+    event = await running.wait_for("clarify.requested")
+    assert (event["question"], event["choices"]) == ("Which?", ["this", "that"])
+    assert event["expires_at"] > time.time() + 3000
     assert harness.app.services.threads._threads == 0
     assert server.open_streams == 0
-    assert await running.control("answer", id=asked["request_id"], answer="that") == "applied"
+    assert await running.control("answer", id=event["request_id"], answer="that") == "applied"
     run = await running.end()
     assert run.tool_results() == [{"answer": "that", "answered": True}]
     resolved = run.event("clarify.resolved")
-    assert (resolved["request_id"], resolved["by"], resolved["answered"]) == (asked["request_id"], "user", True)
+    assert (resolved["request_id"], resolved["by"], resolved["answered"]) == (event["request_id"], "user", True)
 
 
 async def test_first_clarify_answer_wins(harness: Harness, server: ModelServer) -> None:
     running = await asking(harness, server)
-    asked = await running.wait_for("clarify.requested")
-    answers = [running.control("answer", id=asked["request_id"], answer=text) for text in ("one", "two")]
+    event = await running.wait_for("clarify.requested")
+    answers = [running.control("answer", id=event["request_id"], answer=text) for text in ("one", "two")]
     assert await asyncio.gather(*answers) == ["applied", "already_resolved"]
     run = await running.end()
     assert run.tool_results() == [{"answer": "one", "answered": True}]
@@ -452,14 +452,14 @@ async def test_approval_decides_whether_tool_runs(
     make_harness: MakeHarness, server: ModelServer, choice: str, written: bool
 ) -> None:
     harness, running = await remembering(make_harness, server)
-    asked = await running.wait_for("approval.requested")
-    assert {"approval_id", "call_id", "kind", "subject", "reason", "rules", "choices", "expires_at"} <= asked.keys()
-    assert asked["kind"] == "memory"
-    assert "Likes tea." in asked["subject"]
-    assert await running.control("approve", id=asked["approval_id"], choice=choice) == "applied"
+    event = await running.wait_for("approval.requested")
+    assert {"approval_id", "call_id", "kind", "subject", "reason", "rules", "choices", "expires_at"} <= event.keys()
+    assert event["kind"] == "memory"
+    assert "Likes tea." in event["subject"]
+    assert await running.control("approve", id=event["approval_id"], choice=choice) == "applied"
     run = await running.end()
     resolved = run.event("approval.resolved")
-    assert (resolved["approval_id"], resolved["choice"], resolved["by"]) == (asked["approval_id"], choice, "user")
+    assert (resolved["approval_id"], resolved["choice"], resolved["by"]) == (event["approval_id"], choice, "user")
     assert (harness.home.memories / "MEMORY.md").exists() is written
     assert run.result["final_response"] == "Done."
 

@@ -249,10 +249,10 @@ async def test_turns_of_same_session_never_overlap_across_engines(
 async def test_lost_lease_prevents_further_writes(
     twins: tuple[Harness, Harness], server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = twins
+    first, two = twins
     monkeypatch.setattr(leases_module, "LEASE_TTL_S", 0.02)
-    waited_for = one.spec(server, "stalled", session_id=SESSION, persist=True, on_detach="cancel")
-    stalled = asyncio.create_task(one.engine.run(waited_for))
+    waited_for = first.spec(server, "stalled", session_id=SESSION, persist=True, on_detach="cancel")
+    stalled = asyncio.create_task(first.engine.run(waited_for))
     await server.until(lambda: server.open_streams == 1)
     await asyncio.sleep(0.03)
     monkeypatch.setattr(leases_module, "LEASE_TTL_S", 30.0)
@@ -400,8 +400,8 @@ async def test_long_turn_renews_lease(
         return expires_at
 
     await eventually(until)
-    began = until()
-    await eventually(lambda: until() > began + 0.1)
+    event = until()
+    await eventually(lambda: until() > event + 0.1)
     assert await harness.app.store.leases.acquire(f"session:{SESSION}", "somebody", 1.0) is None
     gate.open.set()
     assert (await running.end()).result["completed"] is True

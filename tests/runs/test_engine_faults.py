@@ -355,7 +355,7 @@ async def test_leases_of_all_turns_are_renewed_in_one_transaction(
         await enough.wait()
     assert {f"session:s{at}" for at in range(3)} in calls
     gate.open.set()
-    assert [(await one.end()).result["completed"] for one in running] == [True] * 3
+    assert [(await run.end()).result["completed"] for run in running] == [True] * 3
 
 
 async def test_session_lease_is_released_after_final_event(harness: Harness, server: ModelServer) -> None:

@@ -41,13 +41,13 @@ def prompts(plan: Plan, at: int = -1) -> list[str]:
 
 async def test_job_script_runs_first_and_its_output_is_model_input(plan: Plan) -> None:
     job = await plan.add("every 1h", script="echo 3 new mails; echo >&2 one warning")
-    done = await run_job(plan, job)
+    run = await run_job(plan, job)
     prompt, result_text = prompts(plan)
     assert prompt == "Say hi."
     assert "without an error" in result_text and "File script-output.txt:\n3 new mails\none warning" in result_text
-    assert (done.event("tool.started")["name"], done.event("tool.finished")["status"]) == ("terminal", "ok")
-    assert done.event("notice")["level"] == "info"
-    rows = await plan.harness.rows(done.spec.session_id)
+    assert (run.event("tool.started")["name"], run.event("tool.finished")["status"]) == ("terminal", "ok")
+    assert run.event("notice")["level"] == "info"
+    rows = await plan.harness.rows(run.spec.session_id)
     assert [row.role for row in rows] == ["user", "user", "assistant"]
 
 
@@ -68,12 +68,12 @@ async def test_failing_job_script_is_reported_and_recorded(
 ) -> None:
     server.script = [Reply(text="Noted.")]
     plan = plan_of(make_harness, server, **settings)
-    done = await run_job(plan, await plan.add("every 1h", script=script))
-    assert done.final["type"] == "run.completed"
-    notice = done.event("notice")
+    run = await run_job(plan, await plan.add("every 1h", script=script))
+    assert run.final["type"] == "run.completed"
+    notice = run.event("notice")
     prompt = prompts(plan)[1]
     assert "It failed" in prompt and notice["level"] == "warn"
-    ended = "".join(event["status"] for event in done.events_of("tool.finished"))
+    ended = "".join(event["status"] for event in run.events_of("tool.finished"))
     assert message in f"{prompt} {ended}"
     assert not (plan.harness.home.workspace / "made").exists()
     assert ("half" in prompt) is (script.startswith("echo half"))
@@ -89,10 +89,10 @@ async def test_job_script_needs_allowed_terminal_toolset(plan: Plan) -> None:
 
 async def test_job_script_output_is_redacted_and_not_user_text(plan: Plan) -> None:
     script = "echo see https://news.example.org; printf 'API_TOKEN%s' =abcd1234efgh5678"
-    done = await run_job(plan, await plan.add("every 1h", script=script))
+    run = await run_job(plan, await plan.add("every 1h", script=script))
     assert "news.example.org" in prompts(plan)[1] and "abcd1234efgh5678" not in str(plan.server.requests[-1].body)
-    assert "abcd1234" not in str(done.events_of("tool.finished", "notice"))
-    [_, row, _] = await plan.harness.rows(done.spec.session_id)
+    assert "abcd1234" not in str(run.events_of("tool.finished", "notice"))
+    [_, row, _] = await plan.harness.rows(run.spec.session_id)
     assert "without an error" in own_text_of(row.content) and "news.example.org" not in own_text_of(row.content)
 
 
@@ -107,14 +107,14 @@ async def test_interrupt_ends_job_script(plan: Plan) -> None:
     running = await plan.harness.begin(spec_of(await plan.add("every 1h", script="echo up; sleep 1000"), NOW))
     await running.wait_for("tool.output")
     await plan.harness.engine.control(running.run_id, Control("interrupt"))
-    done = await running.end()
-    assert (done.final["type"], done.event("tool.finished")["status"]) == ("run.cancelled", "interrupted")
+    run = await running.end()
+    assert (run.final["type"], run.event("tool.finished")["status"]) == ("run.cancelled", "interrupted")
     assert plan.server.requests == []
 
 
 async def test_job_effort_applies_to_its_turns(plan: Plan) -> None:
-    done = await run_job(plan, await plan.add("every 1h", effort="high", model="gpt-5"))
-    assert done.spec.reasoning == {"enabled": True, "effort": "high"}
+    run = await run_job(plan, await plan.add("every 1h", effort="high", model="gpt-5"))
+    assert run.spec.reasoning == {"enabled": True, "effort": "high"}
     assert plan.server.requests[-1].body["reasoning_effort"] == "high"
 
 
@@ -137,8 +137,8 @@ async def test_silent_job_result_is_hidden(plan: Plan, text: str, silent: bool) 
     now = await plan.job(job)
     assert (now["last_status"], now["last_error"]) == ("silent" if silent else "completed", None)
     sessions = plan.harness.app.store.sessions
-    shown, every = [await sessions.list_sessions(archived=archived) for archived in (False, "all")]
-    assert ([row["id"] for row in shown] == []) is silent
+    session, every = [await sessions.list_sessions(archived=archived) for archived in (False, "all")]
+    assert ([row["id"] for row in session] == []) is silent
     assert [row["id"] for row in every] == [now["last_session_id"]]
     [record] = await plan.runs()
     assert record.state.status == "completed"

@@ -55,7 +55,7 @@ class LogWriter:
         return sorted(self.folder.glob("*")) if self.folder.exists() else []
 
     async def stored_texts(self) -> list[tuple[str, str]]:
-        return [(one.stream_id, one.text) for one in await self.runs.partials(self.spec.run_id)]
+        return [(partial.stream_id, partial.text) for partial in await self.runs.partials(self.spec.run_id)]
 
     def journalled(self) -> dict[str, str]:
         tails = JournalReader(self.folder).tails(self.spec.run_id)
@@ -93,7 +93,7 @@ async def test_delta_is_journalled_before_delivery(log_writer: LogWriter) -> Non
 
     reader = asyncio.create_task(anext(log_writer.log.batches(log_writer.spec.run_id, log_writer.runs, 1, sink)))
     readers = log_writer.log.bus._readers
-    await eventually(lambda: any(one._waiter is not None for one in readers.get(log_writer.spec.run_id, ())))
+    await eventually(lambda: any(reader._waiter is not None for reader in readers.get(log_writer.spec.run_id, ())))
     for piece in ("Hällo", " \U0001f600", "!"):
         log_writer.writer.text("m1", piece)
         await asyncio.sleep(0.01)
@@ -168,7 +168,7 @@ async def test_only_new_part_of_text_is_saved(log_writer: LogWriter, monkeypatch
     put = type(log_writer.runs).put_partials
 
     async def has_subscribers(runs: Any, run_id: str, token: int | None, partials: Any) -> None:
-        saved.extend((one.offset, one.text) for one in partials)
+        saved.extend((partial.offset, partial.text) for partial in partials)
         await put(runs, run_id, token, partials)
 
     monkeypatch.setattr(type(log_writer.runs), "put_partials", has_subscribers)
@@ -275,8 +275,8 @@ async def test_journal_being_moved_by_other_process_is_waited_for(tmp_path: Path
     dead_process.wait()
     path = tmp_path / f"{dead_process.pid}-0.tail"
     path.touch()
-    with path.open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         waiting = asyncio.create_task(asyncio.to_thread(left_behind, tmp_path))
         waits = f":{path.stat().st_ino} "
         async with asyncio.timeout(20):

@@ -114,15 +114,15 @@ async def test_reader_joining_during_store_write_misses_nothing(
 ) -> None:
     early = log_writer.reader()
     await idle()
-    held = HeldCall(monkeypatch, what)
+    held_call = HeldCall(monkeypatch, what)
     log_writer.writer.text("m1", "Once ")
     storing = asyncio.create_task(log_writer.writer.settle() if what == "put_partials" else log_writer.notice())
-    await held.wait()
+    await held_call.wait()
     late = log_writer.reader()
     await idle()
     log_writer.writer.text("m1", "upon")
     await idle()
-    held.go.set()
+    held_call.go.set()
     await storing
     await log_writer.complete()
     await log_writer.end()
@@ -192,18 +192,18 @@ async def test_log_opened_again_while_reader_reads_store_is_read_to_end(
     assert [event["type"] for event in await reader] == ["run.started", "notice", "run.completed"]
 
 
-@pytest.mark.parametrize("asked", [True, False], ids=["explicit save", "periodic save"])
+@pytest.mark.parametrize("is_put", [True, False], ids=["explicit save", "periodic save"])
 async def test_text_stored_after_complete_message_is_not_duplicated(
-    log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch, asked: bool
+    log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch, is_put: bool
 ) -> None:
-    held = HeldCall(monkeypatch, "put_partials" if asked else "put_grown")
+    held_call = HeldCall(monkeypatch, "put_partials" if is_put else "put_grown")
     log_writer.writer.text("m1", "Once ")
-    storing = [asyncio.create_task(log_writer.writer.settle())] if asked else []
-    await held.wait()
+    storing = [asyncio.create_task(log_writer.writer.settle())] if is_put else []
+    await held_call.wait()
     completing = asyncio.create_task(log_writer.complete())
     await idle()
     assert not completing.done()
-    held.go.set()
+    held_call.go.set()
     await asyncio.gather(*storing, completing)
     await log_writer.end()
     again = await log_writer.reader()
@@ -361,12 +361,12 @@ async def test_control_during_final_store_write_is_rejected(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, persist: bool, kind: Any
 ) -> None:
     server.script = [Reply(text="Done.")]
-    held = HeldCall(monkeypatch, "append", of_type("run.completed"))
+    held_call = HeldCall(monkeypatch, "append", of_type("run.completed"))
     running = await harness.begin(harness.spec(server, persist=persist))
-    await held.wait()
+    await held_call.wait()
     control = asyncio.create_task(harness.engine.control(running.run_id, Control(kind, {"text": "and tea"})))
     await idle()
-    held.go.set()
+    held_call.go.set()
     run = await running.end()
     assert await control == "not_active"
     assert run.result["completed"] is True
@@ -378,12 +378,12 @@ async def test_reader_joining_during_final_store_write_reads_to_end(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.script = [Reply(text="Done.")]
-    held = HeldCall(monkeypatch, "append", of_type("run.completed"))
+    held_call = HeldCall(monkeypatch, "append", of_type("run.completed"))
     running = await harness.begin(harness.spec(server, persist=True))
-    await held.wait()
+    await held_call.wait()
     late = following(harness, running.run_id)
     await idle()
-    held.go.set()
+    held_call.go.set()
     run = await running.end()
     assert await settled(late) == run.events
 

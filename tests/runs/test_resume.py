@@ -69,31 +69,33 @@ class OrphanedRun:
         if text:
             self.seq += 1
             cuts.add(self.seq, len(text), self.ts)
-        asked = [
+        tool_calls = [
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.dumps(c.arguments)}}
             for c in calls
         ]
-        done = self.event("message.completed", message_id=message_id, row=None, text_length=len(text))
-        done.data |= {"cuts": cuts.pack(), "tool_calls": [], "finish_reason": "tool_calls" if calls else "stop"}
-        row = Row(SESSION, "assistant", text, self.spec.run_id, tool_calls=asked or None, announced_in=((done, "row"),))
+        event = self.event("message.completed", message_id=message_id, row=None, text_length=len(text))
+        event.data |= {"cuts": cuts.pack(), "tool_calls": [], "finish_reason": "tool_calls" if calls else "stop"}
+        row = Row(
+            SESSION, "assistant", text, self.spec.run_id, tool_calls=tool_calls or None, announced_in=((event, "row"),)
+        )
         row.continues, row.active = continues, not continues
-        await self.add(done, rows=[row])
+        await self.add(event, rows=[row])
 
     async def start(self, call: Call, effect: str) -> None:
         await self.add(self.event("tool.started", call_id=call.id, name=call.name, effect=effect, args={}))
 
     async def finish(self, call: Call, content: str) -> None:
-        done = self.event("tool.finished", call_id=call.id, name=call.name, status="ok", row=None)
+        event = self.event("tool.finished", call_id=call.id, name=call.name, status="ok", row=None)
         row = Row(SESSION, "tool", content, self.spec.run_id, tool_call_id=call.id, tool_name=call.name)
-        row.announced_in = ((done, "row"),)
-        await self.add(done, rows=[row])
+        row.announced_in = ((event, "row"),)
+        await self.add(event, rows=[row])
 
     async def leave_text(self, text: str, stream_id: str = MESSAGE, kind: str = "text", form: str = "") -> None:
         cuts = Cuts()
         self.seq += 1
         cuts.add(self.seq, len(text), self.ts)
-        left = Partial(stream_id, kind, self.step, text, cuts.pack(), self.seq, form)
-        await self.harness.app.store.runs.put_partials(self.spec.run_id, None, [left])
+        partial = Partial(stream_id, kind, self.step, text, cuts.pack(), self.seq, form)
+        await self.harness.app.store.runs.put_partials(self.spec.run_id, None, [partial])
 
     async def taken_up(self) -> list[dict[str, Any]]:
         """The whole log, once somebody has gone on with it."""
@@ -122,8 +124,8 @@ async def rows_of(harness: Harness) -> list[tuple[str, Any]]:
 
 async def test_resume_of_run_without_model_call(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server).begin()
-    events = await left.taken_up()
+    orphan = await OrphanedRun(harness, server).begin()
+    events = await orphan.taken_up()
     assert [event["type"] for event in events][-1] == "run.completed"
     [resumed] = of(events, "run.resumed")
     assert (resumed["reason"], resumed["cut"], resumed["repeated"], resumed["unknown"]) == ("crash", {}, [], [])
@@ -137,33 +139,33 @@ async def test_resume_keeps_client_supplied_history(harness: Harness, server: Mo
     for role in ("user", "assistant"):
         await harness.app.store.sessions.append_message(SESSION, role, "of another conversation")
     brought = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    left = await OrphanedRun(harness, server, history=brought, base_id=SESSION, verbatim=True).begin()
-    await left.taken_up()
+    orphan = await OrphanedRun(harness, server, history=brought, base_id=SESSION, verbatim=True).begin()
+    await orphan.taken_up()
     assert sent(server.requests[0]) == [("user", "a"), ("assistant", "b"), ("user", "do it")]
 
 
 async def test_resume_continues_sequence_at_next_round_number(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server).begin()
-    events = await left.taken_up()
+    orphan = await OrphanedRun(harness, server).begin()
+    events = await orphan.taken_up()
     assert of(events, "run.resumed")[0]["seq"] == MEANWHILE
-    record = await harness.engine.get(left.spec.run_id)
+    record = await harness.engine.get(orphan.spec.run_id)
     assert record is not None and (record.resumes, record.state.status) == (1, "completed")
 
 
 async def test_resume_continues_partial_text(harness: Harness, server: ModelServer) -> None:
     server.handler = lambda request: Reply(text="Once upon a time.")
-    left = await OrphanedRun(harness, server).begin()
-    await left.ask()
-    await left.leave_text("Once upon")
-    events = await left.taken_up()
+    orphan = await OrphanedRun(harness, server).begin()
+    await orphan.ask()
+    await orphan.leave_text("Once upon")
+    events = await orphan.taken_up()
     assert of(events, "run.resumed")[0]["cut"] == {MESSAGE: 9}
     deltas = of(events, "text.delta")
     assert (deltas[0]["offset"], deltas[0]["text"]) == (0, "Once upon")
     assert {e["message_id"] for e in deltas} == {MESSAGE}
-    [done] = of(events, "message.completed")
+    [result] = of(events, "message.completed")
     text = (await rows_of(harness))[-1][1]
-    assert text.startswith("Once upon") and done["text_length"] == len(text)
+    assert text.startswith("Once upon") and result["text_length"] == len(text)
     assert [e["attempt"] for e in of(events, "model.started")] == [1, 2]
 
 
@@ -172,12 +174,12 @@ async def test_resume_after_power_loss_reuses_no_sequence_numbers(
 ) -> None:
     monkeypatch.setattr(recovery, "booted_at", lambda: time.time() + 1)
     server.handler = lambda request: Reply(text="Once upon a time.")
-    left = await OrphanedRun(harness, server).begin()
-    await left.ask()
-    await left.leave_text("Once upon")
-    [resumed] = of(await left.taken_up(), "run.resumed")
+    orphan = await OrphanedRun(harness, server).begin()
+    await orphan.ask()
+    await orphan.leave_text("Once upon")
+    [resumed] = of(await orphan.taken_up(), "run.resumed")
     assert (resumed["cut"], resumed["lost"]) == ({MESSAGE: 9}, True)
-    log = [event async for event in harness.engine.subscribe(left.spec.run_id)]
+    log = [event async for event in harness.engine.subscribe(orphan.spec.run_id)]
     template = {"id": "resp_1", "status": "in_progress", "output": [], "usage": {}}
     renderer = ResponseRenderer(template, VisibleItems(extensions=True))
     shown = b"".join([*renderer.begin(), renderer.feed(log)]).decode()
@@ -187,7 +189,7 @@ async def test_resume_after_power_loss_reuses_no_sequence_numbers(
     rest = [event["sequence_number"] for event in events[at:]]
     assert rest == list(range(MEANWHILE, MEANWHILE + len(rest)))
     assert (events[at]["item_id"], events[at]["offset"]) == (MESSAGE, 9)
-    record = await harness.engine.get(left.spec.run_id)
+    record = await harness.engine.get(orphan.spec.run_id)
     assert record is not None
     text = RunRenderer(record, str, names=False, reasoning=False).feed(log).decode()
     frames = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
@@ -202,20 +204,22 @@ async def going_on(harness: Harness, server: ModelServer, verbatim: bool) -> Orp
     for message in messages:
         await harness.app.store.sessions.append_message(SESSION, message["role"], message["content"])
     brought = {"history": messages, "base_id": SESSION, "verbatim": True} if verbatim else {}
-    left = OrphanedRun(harness, server, continues=True, toolsets=frozenset({"x"}), **brought)
-    left.spec = left.spec.replace(user_message="")
-    await harness.app.store.runs.create(left.spec)
-    await left.add(left.event("run.started", kind="run", model="m", provider="p", user_row=None, session_id=SESSION))
-    return left
+    orphan = OrphanedRun(harness, server, continues=True, toolsets=frozenset({"x"}), **brought)
+    orphan.spec = orphan.spec.replace(user_message="")
+    await harness.app.store.runs.create(orphan.spec)
+    await orphan.add(
+        orphan.event("run.started", kind="run", model="m", provider="p", user_row=None, session_id=SESSION)
+    )
+    return orphan
 
 
 @pytest.mark.parametrize("verbatim", [True, False])
 async def test_resume_of_resumed_message(harness: Harness, server: ModelServer, verbatim: bool) -> None:
     server.script = [Reply(text="me.", continues=False)]
-    left = await going_on(harness, server, verbatim)
-    await left.ask()
-    await left.leave_text("ti")
-    await left.taken_up()
+    orphan = await going_on(harness, server, verbatim)
+    await orphan.ask()
+    await orphan.leave_text("ti")
+    await orphan.taken_up()
     assert sent(server.requests[0])[:2] == [("user", "a story"), ("assistant", "Once upon a ti")]
     assert await rows_of(harness) == [("user", "a story"), ("assistant", "Once upon a time.")]
 
@@ -227,9 +231,9 @@ async def test_resume_runs_tool_calls_of_continued_message(
     call_ids: list[str] = []
     harness.offer(tool("act", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="The end.")]
-    left = await going_on(harness, server, verbatim)
-    await left.say("time.", calls=[Call("act", {"a": "1"}, id="c1")], continues=True)
-    await left.taken_up()
+    orphan = await going_on(harness, server, verbatim)
+    await orphan.say("time.", calls=[Call("act", {"a": "1"}, id="c1")], continues=True)
+    await orphan.taken_up()
     assert call_ids == ["c1"]
     assert sent(server.requests[0])[:2] == [("user", "a story"), ("assistant", "Once upon a time.")]
     expected = [
@@ -243,17 +247,17 @@ async def test_resume_runs_tool_calls_of_continued_message(
 
 async def test_resume_repeats_empty_model_call(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server).begin()
-    await left.ask()
-    events = await left.taken_up()
+    orphan = await OrphanedRun(harness, server).begin()
+    await orphan.ask()
+    events = await orphan.taken_up()
     assert {e["message_id"] for e in of(events, "model.started", "message.completed")} == {MESSAGE}
     assert (await rows_of(harness))[-1] == ("assistant", "Done.")
 
 
 async def test_resume_only_closes_completed_answer(harness: Harness, server: ModelServer) -> None:
-    left = await OrphanedRun(harness, server).begin()
-    await left.say("Done.")
-    events = await left.taken_up()
+    orphan = await OrphanedRun(harness, server).begin()
+    await orphan.say("Done.")
+    events = await orphan.taken_up()
     assert events[-1]["type"] == "run.completed" and server.requests == []
     assert await rows_of(harness) == [("user", "do it"), ("assistant", "Done.")]
 
@@ -262,11 +266,11 @@ async def test_resume_runs_unstarted_tool_calls(harness: Harness, server: ModelS
     call_ids: list[str] = []
     harness.offer(tool("act", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
-    await left.say("", calls=[Call("act", {"a": "1"}, id="c1"), Call("act", {"a": "2"}, id="c2")])
-    await left.start(Call("act", {}, id="c1"), "effect")
-    await left.finish(Call("act", {}, id="c1"), '{"ok": true}')
-    events = await left.taken_up()
+    orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
+    await orphan.say("", calls=[Call("act", {"a": "1"}, id="c1"), Call("act", {"a": "2"}, id="c2")])
+    await orphan.start(Call("act", {}, id="c1"), "effect")
+    await orphan.finish(Call("act", {}, id="c1"), '{"ok": true}')
+    events = await orphan.taken_up()
     assert call_ids == ["c2"], "a finished call was made again"
     assert [e["repeated"] for e in of(events, "tool.finished") if "repeated" in e] == [False]
     assert [content for role, content in await rows_of(harness) if role == "tool"] == ['{"ok": true}'] * 2
@@ -278,10 +282,10 @@ async def test_resume_repeats_read_only_tool_call(harness: Harness, server: Mode
     marks = reading(effect=effect)
     harness.offer(tool("look", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}, **marks))
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
-    await left.say("", calls=[Call("look", {}, id="c1")])
-    await left.start(Call("look", {}, id="c1"), effect)
-    events = await left.taken_up()
+    orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
+    await orphan.say("", calls=[Call("look", {}, id="c1")])
+    await orphan.start(Call("look", {}, id="c1"), effect)
+    events = await orphan.taken_up()
     assert call_ids == ["c1"]
     assert of(events, "run.resumed")[0]["repeated"] == ["c1"]
     assert of(events, "tool.finished")[0]["repeated"] is True
@@ -291,17 +295,17 @@ async def test_resume_reports_tool_call_with_effects_as_unknown(harness: Harness
     call_ids: list[str] = []
     harness.offer(tool("act", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="I checked.")]
-    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
-    await left.say("", calls=[Call("act", {}, id="c1")])
-    await left.start(Call("act", {}, id="c1"), "effect")
-    await left.leave_text("half of it", "c1/stdout", "tool", "stdout")
-    events = await left.taken_up()
+    orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
+    await orphan.say("", calls=[Call("act", {}, id="c1")])
+    await orphan.start(Call("act", {}, id="c1"), "effect")
+    await orphan.leave_text("half of it", "c1/stdout", "tool", "stdout")
+    events = await orphan.taken_up()
     assert call_ids == []
     assert of(events, "run.resumed")[0]["unknown"] == ["c1"]
     assert of(events, "tool.finished")[0]["status"] == "unknown"
     payload = json.loads((await rows_of(harness))[-2][1])
     assert (payload["status"], payload["outcome"], payload["output_so_far"]) == ("interrupted", "unknown", "half of it")
-    again = [event.type async for event in harness.engine.subscribe(left.spec.run_id)]
+    again = [event.type async for event in harness.engine.subscribe(orphan.spec.run_id)]
     assert "tool.output" not in again
 
 
@@ -313,30 +317,30 @@ async def test_resume_asks_tool_with_reconcile(
     harness: Harness, server: ModelServer, known: str, calls: int, status: str, repeated: bool
 ) -> None:
     call_ids: list[str] = []
-    asked: list[str] = []
+    texts: list[str] = []
 
     async def reconcile(ctx: ToolContext, args: Any, started: Any) -> Any:
-        asked.append(started["call_id"])
+        texts.append(started["call_id"])
         return known
 
     harness.offer(tool("act", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}, reconcile=reconcile))
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
-    await left.say("", calls=[Call("act", {}, id="c1")])
-    await left.start(Call("act", {}, id="c1"), "effect")
-    events = await left.taken_up()
-    assert (asked, len(call_ids)) == (["c1"], calls)
+    orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
+    await orphan.say("", calls=[Call("act", {}, id="c1")])
+    await orphan.start(Call("act", {}, id="c1"), "effect")
+    events = await orphan.taken_up()
+    assert (texts, len(call_ids)) == (["c1"], calls)
     [finished] = of(events, "tool.finished")
     assert (finished["status"], finished["repeated"]) == (status, repeated)
 
 
 async def test_resume_applies_recorded_interrupt(harness: Harness, server: ModelServer) -> None:
-    left = await OrphanedRun(harness, server).begin()
-    await left.ask()
-    await left.leave_text("Once")
+    orphan = await OrphanedRun(harness, server).begin()
+    await orphan.ask()
+    await orphan.leave_text("Once")
     stop = {"control_id": "x", "control": "cancel", "data": {"reason": "stop"}, "by": "user", "surface": "http"}
-    await left.add(left.event("control.received", **stop))
-    events = await left.taken_up()
+    await orphan.add(orphan.event("control.received", **stop))
+    events = await orphan.taken_up()
     assert (events[-1]["type"], events[-1]["by"], events[-1]["reason"]) == ("run.cancelled", "user", "stop")
     assert await rows_of(harness) == [("user", "do it"), ("assistant", "Once")]
     assert server.requests == []
@@ -357,16 +361,16 @@ async def test_resume_keeps_open_approval_answerable(harness: Harness, server: M
     granted: list[bool] = []
     harness.offer(asking_tool(granted))
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
-    await left.say("", calls=[Call("act", {}, id="c1")])
-    await left.start(Call("act", {}, id="c1"), "read")
-    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
-    assert await harness.engine.resume_all() == [left.spec.run_id]
-    async for event in harness.engine.subscribe(left.spec.run_id, MEANWHILE):
+    orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
+    await orphan.say("", calls=[Call("act", {}, id="c1")])
+    await orphan.start(Call("act", {}, id="c1"), "read")
+    await orphan.add(orphan.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=orphan.ts + 60))
+    assert await harness.engine.resume_all() == [orphan.spec.run_id]
+    async for event in harness.engine.subscribe(orphan.spec.run_id, MEANWHILE):
         if event.type == "approval.requested":
-            assert (event.data["approval_id"], event.data["expires_at"]) == ("apr_1", left.ts + 60)
+            assert (event.data["approval_id"], event.data["expires_at"]) == ("apr_1", orphan.ts + 60)
             answer = Control("approve", {"id": "apr_1", "choice": "once"})
-            assert await harness.engine.control(left.spec.run_id, answer) == "applied"
+            assert await harness.engine.control(orphan.spec.run_id, answer) == "applied"
     assert granted == [True]
 
 
@@ -380,15 +384,15 @@ async def test_resume_keeps_expired_questions_expired(harness: Harness, server: 
 
     harness.offer(asking_tool(granted), tool("question", question, effect="read"))
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
+    orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     calls = [Call("act", {}, id="c1"), Call("question", {}, id="c2")]
-    await left.say("", calls=calls)
+    await orphan.say("", calls=calls)
     for call in calls:
-        await left.start(call, "read")
-    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts - 5))
-    await left.add(left.event("clarify.requested", request_id="clr_1", call_id="c2", expires_at=left.ts - 5))
+        await orphan.start(call, "read")
+    await orphan.add(orphan.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=orphan.ts - 5))
+    await orphan.add(orphan.event("clarify.requested", request_id="clr_1", call_id="c2", expires_at=orphan.ts - 5))
     async with asyncio.timeout(SURELY_S):
-        events = await left.taken_up()
+        events = await orphan.taken_up()
     assert (granted, answers) == ([False], [None])
     assert [(e["approval_id"], e["choice"], e["by"]) for e in of(events, "approval.resolved")] == [
         ("apr_1", "deny", "timeout")
@@ -403,24 +407,24 @@ async def test_resume_does_not_repeat_granted_approval(harness: Harness, server:
     granted: list[bool] = []
     harness.offer(asking_tool(granted))
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
-    await left.say("", calls=[Call("act", {}, id="c1")])
-    await left.start(Call("act", {}, id="c1"), "read")
-    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
-    await left.add(left.event("approval.resolved", approval_id="apr_1", choice="once", by="user"))
-    events = await left.taken_up()
+    orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
+    await orphan.say("", calls=[Call("act", {}, id="c1")])
+    await orphan.start(Call("act", {}, id="c1"), "read")
+    await orphan.add(orphan.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=orphan.ts + 60))
+    await orphan.add(orphan.event("approval.resolved", approval_id="apr_1", choice="once", by="user"))
+    events = await orphan.taken_up()
     assert granted == [True] and len(of(events, "approval.requested")) == 1
 
 
 async def test_resume_resolves_question_of_finished_call(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("act"))
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
-    await left.say("", calls=[Call("act", {}, id="c1")])
-    await left.start(Call("act", {}, id="c1"), "effect")
-    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1.1", expires_at=left.ts + 60))
-    await left.add(left.event("clarify.requested", request_id="clr_1", call_id="c1.2", expires_at=left.ts + 60))
-    events = await left.taken_up()
+    orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
+    await orphan.say("", calls=[Call("act", {}, id="c1")])
+    await orphan.start(Call("act", {}, id="c1"), "effect")
+    await orphan.add(orphan.event("approval.requested", approval_id="apr_1", call_id="c1.1", expires_at=orphan.ts + 60))
+    await orphan.add(orphan.event("clarify.requested", request_id="clr_1", call_id="c1.2", expires_at=orphan.ts + 60))
+    events = await orphan.taken_up()
     assert [(e["approval_id"], e["choice"], e["by"]) for e in of(events, "approval.resolved")] == [
         ("apr_1", "deny", "interrupt")
     ]
@@ -433,23 +437,23 @@ async def test_resume_applies_recorded_answer(harness: Harness, server: ModelSer
     granted: list[bool] = []
     harness.offer(asking_tool(granted))
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
-    await left.say("", calls=[Call("act", {}, id="c1")])
-    await left.start(Call("act", {}, id="c1"), "read")
-    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
+    orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
+    await orphan.say("", calls=[Call("act", {}, id="c1")])
+    await orphan.start(Call("act", {}, id="c1"), "read")
+    await orphan.add(orphan.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=orphan.ts + 60))
     data = {"control_id": "x", "control": "approve", "data": {"id": "apr_1", "choice": "once"}}
-    await left.add(left.event("control.received", **data, by="user", surface="http"))
-    await left.taken_up()
+    await orphan.add(orphan.event("control.received", **data, by="user", surface="http"))
+    await orphan.taken_up()
     assert granted == [True]
 
 
 async def test_resume_keeps_steer_text(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("act", **reading()))
     server.script = [Reply(tool_calls=[Call("act", {}, id="c9")]), Reply(text="Done.")]
-    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
+    orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     steer = {"control_id": "s1", "control": "steer", "data": {"text": "mind the gap"}, "by": "user", "surface": ""}
-    await left.add(left.event("control.received", **steer))
-    events = await left.taken_up()
+    await orphan.add(orphan.event("control.received", **steer))
+    events = await orphan.taken_up()
     assert of(events, "steer.applied")[0]["steer_ids"] == ["s1"]
     assert "mind the gap" in json.dumps(server.requests[1].body)
 
@@ -458,10 +462,10 @@ async def test_resume_keeps_steer_text(harness: Harness, server: ModelServer) ->
 
 
 async def test_resume_closes_on_detach_cancel_run_with_partial_text(harness: Harness, server: ModelServer) -> None:
-    left = await OrphanedRun(harness, server, on_detach="cancel").begin()
-    await left.ask()
-    await left.leave_text("Once upon")
-    events = await left.taken_up()
+    orphan = await OrphanedRun(harness, server, on_detach="cancel").begin()
+    await orphan.ask()
+    await orphan.leave_text("Once upon")
+    events = await orphan.taken_up()
     assert (events[-1]["type"], events[-1]["failure"], events[-1]["code"]) == ("run.failed",) + (
         "server_restarted",
     ) * 2
@@ -471,22 +475,22 @@ async def test_resume_closes_on_detach_cancel_run_with_partial_text(harness: Har
 
 @pytest.mark.parametrize("end", ["run.failed", "run.cancelled"])
 async def test_resume_closes_run_with_complete_answer(harness: Harness, server: ModelServer, end: str) -> None:
-    left = await OrphanedRun(harness, server, on_detach="cancel").begin()
-    await left.say("Done.")
+    orphan = await OrphanedRun(harness, server, on_detach="cancel").begin()
+    await orphan.say("Done.")
     if end == "run.cancelled":
         stop = {"control_id": "x", "control": "cancel", "data": {"reason": "stop"}, "by": "user", "surface": "http"}
-        await left.add(left.event("control.received", **stop))
-    events = await left.taken_up()
+        await orphan.add(orphan.event("control.received", **stop))
+    events = await orphan.taken_up()
     [_, answer] = await harness.rows(SESSION)
     assert (events[-1]["type"], events[-1]["partial_row"], events[-1]["text_length"]) == (end, answer.id, 5)
     assert (answer.content, answer.synthetic) == ("Done.", False) and server.requests == []
 
 
 async def test_resume_closes_too_old_run(harness: Harness, server: ModelServer) -> None:
-    left = OrphanedRun(harness, server)
-    left.ts -= 3700
-    await left.begin()
-    events = await left.taken_up()
+    orphan = OrphanedRun(harness, server)
+    orphan.ts -= 3700
+    await orphan.begin()
+    events = await orphan.taken_up()
     assert events[-1]["failure"] == "server_restarted"
     [user, closing] = await harness.rows(SESSION)
     assert (user.role, closing.role, closing.synthetic) == ("user", "assistant", True)
@@ -495,23 +499,23 @@ async def test_resume_closes_too_old_run(harness: Harness, server: ModelServer) 
 @pytest.mark.parametrize(("progress", "end"), [(False, "run.failed"), (True, "run.completed")])
 async def test_resume_gives_up_crash_loop(harness: Harness, server: ModelServer, progress: bool, end: str) -> None:
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server).begin()
+    orphan = await OrphanedRun(harness, server).begin()
     for number in range(3):
         if progress and number == 2:
-            await left.say("", calls=[Call("act", {}, id="c1")])
-            await left.finish(Call("act", {}, id="c1"), "{}")
-        await left.add(left.event("run.resumed", reason="crash", cut={}, repeated=[], unknown=[]))
-    events = await left.taken_up()
+            await orphan.say("", calls=[Call("act", {}, id="c1")])
+            await orphan.finish(Call("act", {}, id="c1"), "{}")
+        await orphan.add(orphan.event("run.resumed", reason="crash", cut={}, repeated=[], unknown=[]))
+    events = await orphan.taken_up()
     assert events[-1]["type"] == end
     assert end == "run.completed" or events[-1]["failure"] == "crash_loop"
 
 
 async def test_closed_run_has_results_for_all_tool_calls(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("act"))
-    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"}), on_detach="cancel").begin()
-    await left.say("", calls=[Call("act", {"a": "1"}, id="c1"), Call("act", {"a": "2"}, id="c2")])
-    await left.start(Call("act", {}, id="c1"), "effect")
-    events = await left.taken_up()
+    orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"}), on_detach="cancel").begin()
+    await orphan.say("", calls=[Call("act", {"a": "1"}, id="c1"), Call("act", {"a": "2"}, id="c2")])
+    await orphan.start(Call("act", {}, id="c1"), "effect")
+    events = await orphan.taken_up()
     assert [(e["call_id"], e["status"]) for e in of(events, "tool.finished")] == [
         ("c1", "unknown"),
         ("c2", "interrupted"),
@@ -520,13 +524,13 @@ async def test_closed_run_has_results_for_all_tool_calls(harness: Harness, serve
 
 
 async def test_resume_closes_run_that_was_never_started(harness: Harness, server: ModelServer) -> None:
-    left = OrphanedRun(harness, server)
-    left.spec = left.spec.replace(user_message="")
-    await harness.app.store.runs.create(left.spec)
+    orphan = OrphanedRun(harness, server)
+    orphan.spec = orphan.spec.replace(user_message="")
+    await harness.app.store.runs.create(orphan.spec)
     assert await harness.engine.resume_all() == [], "it may be about to begin"
     await harness.app.store.sessions.engine.submit_write(lambda tx: tx.execute("UPDATE runs SET created_at = 1"))
-    assert await harness.engine.resume_all() == [left.spec.run_id]
-    record = await harness.engine.get(left.spec.run_id)
+    assert await harness.engine.resume_all() == [orphan.spec.run_id]
+    record = await harness.engine.get(orphan.spec.run_id)
     assert record is not None and (record.state.status, record.state.failure) == ("failed", "server_restarted")
 
 
@@ -535,102 +539,104 @@ async def test_resume_closes_run_that_was_never_started(harness: Harness, server
 
 async def test_resume_requeues_queued_run(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = OrphanedRun(harness, server)
-    left.spec = left.spec.replace(user_message="")
-    await harness.app.store.runs.create(left.spec)
-    await left.add(left.event("run.queued", session_id=SESSION, source="api_server", position=0))
+    orphan = OrphanedRun(harness, server)
+    orphan.spec = orphan.spec.replace(user_message="")
+    await harness.app.store.runs.create(orphan.spec)
+    await orphan.add(orphan.event("run.queued", session_id=SESSION, source="api_server", position=0))
     assert await harness.engine.resume_all() == [], "its process is alive and waits with it"
     dead_holder = f"{os.uname().nodename}:{2**22 + 1}:1.00"
     await harness.app.store.sessions.engine.submit_write(
         lambda tx: tx.execute("UPDATE runs SET holder = ?", (dead_holder,))
     )
-    events = await left.taken_up()
+    events = await orphan.taken_up()
     assert events[-1]["type"] == "run.completed" and of(events, "run.resumed") == []
 
 
 async def test_resume_queues_unstarted_run_behind_session_holder(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60), Reply(text="Done.")]
     other = await harness.begin(harness.spec(server, persist=True, session_id=SESSION))
-    left = OrphanedRun(harness, server)
-    await harness.app.store.runs.create(left.spec)
+    orphan = OrphanedRun(harness, server)
+    await harness.app.store.runs.create(orphan.spec)
     dead_holder = f"{os.uname().nodename}:{2**22 + 1}:1.00"
     statement = "UPDATE runs SET holder = ? WHERE run_id = ?"
     await harness.app.store.sessions.engine.submit_write(
-        lambda tx: tx.execute(statement, (dead_holder, left.spec.run_id))
+        lambda tx: tx.execute(statement, (dead_holder, orphan.spec.run_id))
     )
-    assert await harness.engine.resume_all() == [left.spec.run_id]
+    assert await harness.engine.resume_all() == [orphan.spec.run_id]
     await other.control("cancel")
-    events = await left.log()
+    events = await orphan.log()
     assert [event["type"] for event in events[:2]] == ["run.queued", "run.started"]
     assert events[-1]["type"] == "run.completed"
-    assert ("user", left.spec.user_message) in await rows_of(harness)
+    assert ("user", orphan.spec.user_message) in await rows_of(harness)
 
 
 async def test_resume_with_slow_lease_store(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server).begin()
+    orphan = await OrphanedRun(harness, server).begin()
     leases = harness.app.store.leases
     acquire = leases.acquire
 
-    async def slowly(*asked: Any) -> Any:
+    async def slowly(*args: Any) -> Any:
         await asyncio.sleep(0.3)
-        return await acquire(*asked)
+        return await acquire(*args)
 
     monkeypatch.setattr(leases, "acquire", slowly, raising=False)
-    assert (await left.taken_up())[-1]["type"] == "run.completed"
+    assert (await orphan.taken_up())[-1]["type"] == "run.completed"
 
 
 async def test_reader_sees_end_that_arrives_during_lookup(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = await OrphanedRun(harness, server).begin()
+    orphan = await OrphanedRun(harness, server).begin()
     runs = harness.app.store.runs
     carrier = runs.carrier
 
     async def end_meanwhile(run_id: str) -> Any:
         monkeypatch.setattr(runs, "carrier", carrier)
-        await left.add(left.event("run.cancelled", by="user", reason="stop", partial_row=None, usage={}))
+        await orphan.add(orphan.event("run.cancelled", by="user", reason="stop", partial_row=None, usage={}))
         return await carrier(run_id)
 
     monkeypatch.setattr(runs, "carrier", end_meanwhile, raising=False)
-    seen = [event.type async for event in harness.engine.log.subscribe(left.spec.run_id, runs)]
-    assert seen == ["run.started", "run.cancelled"]
+    types = [event.type async for event in harness.engine.log.subscribe(orphan.spec.run_id, runs)]
+    assert types == ["run.started", "run.cancelled"]
 
 
 async def test_resume_after_shutdown(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server).begin()
-    await left.add(left.event("run.interrupted"))
-    assert await harness.engine.resume_all() == [left.spec.run_id]
-    events = [event async for event in harness.engine.subscribe(left.spec.run_id, left.seq)]
+    orphan = await OrphanedRun(harness, server).begin()
+    await orphan.add(orphan.event("run.interrupted"))
+    assert await harness.engine.resume_all() == [orphan.spec.run_id]
+    events = [event async for event in harness.engine.subscribe(orphan.spec.run_id, orphan.seq)]
     assert events[0].data["reason"] == "shutdown" and events[-1].type == "run.completed"
 
 
 async def test_resume_skips_run_with_leased_session(harness: Harness, server: ModelServer) -> None:
-    left = await OrphanedRun(harness, server).begin()
+    orphan = await OrphanedRun(harness, server).begin()
     token = await harness.app.store.leases.acquire(f"session:{SESSION}", "another process", 60)
     assert await harness.engine.resume_all() == []
     await harness.app.store.leases.release(f"session:{SESSION}", token)
     server.script = [Reply(text="Done.")]
-    assert (await left.taken_up())[-1]["type"] == "run.completed"
+    assert (await orphan.taken_up())[-1]["type"] == "run.completed"
 
 
 async def test_next_turn_waits_for_resumed_run(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="First."), Reply(text="Second.")]
-    left = await OrphanedRun(harness, server).begin()
+    orphan = await OrphanedRun(harness, server).begin()
     run = await harness.run(server, "and now?", persist=True, session_id=SESSION)
     assert run.result["completed"] is True
     texts = [content for _, content in await rows_of(harness)]
     assert texts == ["do it", "First.", "and now?", "Second."]
-    assert (await left.log())[-1]["type"] == "run.completed"
+    assert (await orphan.log())[-1]["type"] == "run.completed"
 
 
 async def test_control_for_run_of_other_process_is_stored(harness: Harness, server: ModelServer) -> None:
-    left = await OrphanedRun(harness, server).begin()
-    assert await harness.engine.control(left.spec.run_id, Control("steer", {"text": "x"}, control_id="s")) == "applied"
-    assert await harness.app.store.runs.controlled([left.spec.run_id]) == [left.spec.run_id]
+    orphan = await OrphanedRun(harness, server).begin()
+    assert (
+        await harness.engine.control(orphan.spec.run_id, Control("steer", {"text": "x"}, control_id="s")) == "applied"
+    )
+    assert await harness.app.store.runs.controlled([orphan.spec.run_id]) == [orphan.spec.run_id]
     assert await harness.engine.control("run_unknown", Control("interrupt")) == "unknown"
 
 
@@ -682,8 +688,8 @@ async def test_kill_at_any_moment_leaves_resumable_run(
     ]
 
     def answer(request: Any) -> Reply:
-        done = sum(turn.role == "tool" for turn in request.turns)
-        return steps[done] if done < 3 else Reply(text=["All ", "is ", "done."], gap_s=0.03)
+        tool_results = sum(turn.role == "tool" for turn in request.turns)
+        return steps[tool_results] if tool_results < 3 else Reply(text=["All ", "is ", "done."], gap_s=0.03)
 
     server.handler = answer
     home_folder.mkdir(mode=0o700)
@@ -718,10 +724,10 @@ async def test_kill_at_any_moment_leaves_resumable_run(
 
 async def test_background_task_resumes_interrupted_runs(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server).begin()
+    orphan = await OrphanedRun(harness, server).begin()
     await harness.app.store.idempotency.claim("s", "k", "f", run_id="run_never_made")
     harness.app.serve()
-    events = await left.log()
+    events = await orphan.log()
     assert events[-1]["type"] == "run.completed"
     async with asyncio.timeout(SURELY_S):
         while (await harness.app.store.idempotency.claim("s", "k", "f")).state != "new":
@@ -737,12 +743,12 @@ async def test_subscribing_to_orphaned_run_resumes_it(harness: Harness, server: 
     server.script = [Reply(text="Done.")]
     harness.engine.start_background_tasks()
     await harness.engine.resume_all()
-    left = await OrphanedRun(harness, server).begin()
+    orphan = await OrphanedRun(harness, server).begin()
     async with asyncio.timeout(SURELY_S):
         if reads == "status":
-            while (record := await harness.engine.get(left.spec.run_id)) is None or not record.state.ended:
+            while (record := await harness.engine.get(orphan.spec.run_id)) is None or not record.state.ended:
                 await asyncio.sleep(0.01)
-        events = await left.log()
+        events = await orphan.log()
     assert events[-1]["type"] == "run.completed"
 
 
@@ -752,12 +758,12 @@ async def test_concurrent_readers_resume_run_once(
     server.script = [Reply(text="Done."), Reply(text="Done twice.")]
     harness.engine.start_background_tasks()
     await harness.engine.resume_all()
-    left, runs = OrphanedRun(harness, server), harness.app.store.runs
-    await runs.create(left.spec)
+    orphan, runs = OrphanedRun(harness, server), harness.app.store.runs
+    await runs.create(orphan.spec)
     statement = "UPDATE runs SET holder = ?, created_at = created_at - 60 WHERE run_id = ?"
     dead_holder = f"{os.uname().nodename}:{2**22 + 1}:1.00"
     await harness.app.store.sessions.engine.submit_write(
-        lambda tx: tx.execute(statement, (dead_holder, left.spec.run_id))
+        lambda tx: tx.execute(statement, (dead_holder, orphan.spec.run_id))
     )
     durable, at_work, go_on = runs.durable, asyncio.Event(), asyncio.Event()
 
@@ -767,13 +773,13 @@ async def test_concurrent_readers_resume_run_once(
         return await durable(run_id)
 
     monkeypatch.setattr(runs, "durable", slowly, raising=False)
-    first = asyncio.ensure_future(harness.engine.get(left.spec.run_id))
+    first = asyncio.ensure_future(harness.engine.get(orphan.spec.run_id))
     await at_work.wait()
     async with asyncio.timeout(SURELY_S):
-        await harness.engine.get(left.spec.run_id)
+        await harness.engine.get(orphan.spec.run_id)
     go_on.set()
     await first
-    events = await left.log()
+    events = await orphan.log()
     assert [event["type"] for event in events].count("run.started") == 1
     assert len(server.requests) == 1
 

@@ -68,9 +68,9 @@ async def test_two_subscribers_see_same_events(harness: Harness, server: ModelSe
     spec = harness.spec(server)
     live = await harness.engine.start(spec)
     assert live.task is not None
-    one, two, _ = await asyncio.gather(read(harness, spec.run_id), read(harness, spec.run_id), live.task)
-    assert one == two
-    check_laws(one)
+    result, two, _ = await asyncio.gather(read(harness, spec.run_id), read(harness, spec.run_id), live.task)
+    assert result == two
+    check_laws(result)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ async def test_subscriber_can_join_mid_message_and_resume_from_any_seq(harness: 
     running = await harness.begin(harness.spec(server, persist=True))
     readers: list[asyncio.Task[list[Json]]] = []
     for count in range(2, 9):
-        events = await running.until(lambda seen, n=count: len(seen) >= n and list(seen))
+        events = await running.until(lambda value, n=count: len(value) >= n and list(value))
         readers.append(asyncio.create_task(read(harness, running.run_id, events[-1]["seq"])))
     run = await running.end()
     for reader in readers:
-        seen = await reader
-        assert seen == [event for event in run.events if event["seq"] >= seen[0]["seq"]]
-        assert seen[0]["seq"] == next(e["seq"] for e in run.events if e["seq"] >= seen[0]["seq"])
+        read_events = await reader
+        assert read_events == [event for event in run.events if event["seq"] >= read_events[0]["seq"]]
+        assert read_events[0]["seq"] == next(e["seq"] for e in run.events if e["seq"] >= read_events[0]["seq"])
 
 
 @each_protocol
@@ -168,10 +168,10 @@ async def test_tool_output_of_running_call_is_replayed(harness: Harness, server:
 
 async def slow(events: AsyncIterator[Event], until: asyncio.Task[Any]) -> list[Json]:
     """Take one event, then nothing until the run is over, then the rest."""
-    seen = [(await anext(events)).as_dict()]
+    observed = [(await anext(events)).as_dict()]
     await until
     async with asyncio.timeout(SURELY_S):
-        return [*seen, *[event.as_dict() async for event in events]]
+        return [*observed, *[event.as_dict() async for event in events]]
 
 
 @pytest.mark.parametrize(("count", "size"), [(3000, 4), (300, 4000)], ids=["many events", "many bytes"])
@@ -184,10 +184,10 @@ async def test_overflowing_subscriber_catches_up_without_loss(
     live = await harness.engine.start(spec)
     assert live.task is not None
     quick = asyncio.create_task(read(harness, spec.run_id))
-    seen = await slow(harness.engine.subscribe(spec.run_id).__aiter__(), live.task)
-    assert len(seen) > QUEUE_EVENTS_MAX or sum(len(event.get("text", "")) for event in seen) > QUEUE_BYTES_MAX
-    assert seen == await quick
-    assert rebuilt(seen) == {seen[-1]["message_id"]: "".join(f"{n:0{size}d}" for n in range(count))}
+    events = await slow(harness.engine.subscribe(spec.run_id).__aiter__(), live.task)
+    assert len(events) > QUEUE_EVENTS_MAX or sum(len(event.get("text", "")) for event in events) > QUEUE_BYTES_MAX
+    assert events == await quick
+    assert rebuilt(events) == {events[-1]["message_id"]: "".join(f"{n:0{size}d}" for n in range(count))}
 
 
 async def test_sink_delivers_each_event_once_in_order(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -195,20 +195,20 @@ async def test_sink_delivers_each_event_once_in_order(make_harness: MakeHarness,
     server.script = [Reply(text=[f"{n} " for n in range(600)])]
     spec = harness.spec(server, persist=True)
     await harness.engine.start(spec)
-    seen: list[int] = []
+    seqs: list[int] = []
     delivered_seq: list[int] = []
 
     def sink(event: Event) -> bool:
         if event.seq % 50 == 0 or event.type != "text.delta":
             return False
-        seen.append(event.seq)
+        seqs.append(event.seq)
         delivered_seq.append(event.seq)
         return True
 
     async for batch in harness.engine.batches(spec.run_id, 0, sink):
-        seen += (event.seq for event in batch)
-    assert seen == list(range(1, len(seen) + 1))
-    assert len(seen) > 600 and delivered_seq
+        seqs += (event.seq for event in batch)
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert len(seqs) > 600 and delivered_seq
 
 
 async def test_stalled_subscriber_blocks_nobody(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -256,8 +256,8 @@ async def test_unpersisted_run_can_be_read_to_end_by_subscriber(harness: Harness
     spec = harness.spec(server, persist=False)
     live = await harness.engine.start(spec)
     assert live.task is not None
-    seen = await slow(harness.engine.subscribe(spec.run_id).__aiter__(), live.task)
-    assert [event["type"] for event in seen][-1] == "run.completed"
+    events = await slow(harness.engine.subscribe(spec.run_id).__aiter__(), live.task)
+    assert [event["type"] for event in events][-1] == "run.completed"
     assert await harness.engine.get(spec.run_id) is None
 
 
@@ -311,9 +311,9 @@ async def test_stored_status_follows_log(harness: Harness, server: ModelServer) 
         assert record is not None
         return record.state.status
 
-    asked = await running.wait_for("clarify.requested")
+    event = await running.wait_for("clarify.requested")
     assert await status() == "waiting_for_input"
-    await running.control("answer", id=asked["request_id"], answer="This.")
+    await running.control("answer", id=event["request_id"], answer="This.")
     await running.wait_for("clarify.resolved")
     assert await status() == "running"
     await running.wait_for("text.delta")
@@ -336,7 +336,7 @@ async def test_durable_event_is_stored_before_delivery(harness: Harness, server:
     async for event in harness.engine.subscribe(spec.run_id):
         if event.type not in VOLATILE:
             stored = await harness.app.store.runs.read(spec.run_id, event.seq - 1, 1)
-            assert [one.as_dict() for one in stored] == [event.as_dict()]
+            assert [event.as_dict() for event in stored] == [event.as_dict()]
 
 
 async def test_delivered_text_is_in_journal(harness: Harness, server: ModelServer) -> None:

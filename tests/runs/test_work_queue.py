@@ -200,15 +200,15 @@ async def test_run_that_is_taken_up_anew_stays_while_its_former_start_is_forgott
 
 async def test_one_replica_leads(harness: Harness) -> None:
     leases = harness.app.store.leases
-    one, other = ReplicaLeases(leases), ReplicaLeases(leases)
-    await one.renew()
+    first, other = ReplicaLeases(leases), ReplicaLeases(leases)
+    await first.renew()
     await other.renew()
-    assert one.leads and not other.leads
-    await one.renew()
-    assert one.leads
-    await one.release()
+    assert first.leads and not other.leads
+    await first.renew()
+    assert first.leads
+    await first.release()
     await other.renew()
-    assert other.leads and not one.leads
+    assert other.leads and not first.leads
     assert Leases(harness.app.store.blocking.engine).holder(process_lease(this_process())) == this_process()
     await other.release()
     await asyncio.sleep(0)
