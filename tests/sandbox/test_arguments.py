@@ -43,10 +43,10 @@ async def test_process_arguments_contain_no_command_or_secret(
     process = await sandbox.spawn(shell.argv(text), env=shell.env)
     with open(waiting, "w") as file:  # opened once the command reads
         # The stand-in for docker has to give its variables to `env`; a real one sends them through its socket.
-        seen = (folder / "calls").read_text() if folder else process_arguments()
+        content = (folder / "calls").read_text() if folder else process_arguments()
         file.write("\n")
     result = await finished(process)
-    assert TEXT not in seen and SECRET not in seen
+    assert TEXT not in content and SECRET not in content
     assert result.output == f"begun\nx\n{SECRET}|{SECRET}\n'\"$HOME`|70018|/bin/sh|0\n"
     await sandbox.stop()
 

@@ -93,9 +93,9 @@ def test_unwritable_cgroup_means_none(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_sweep_removes_cgroups_of_dead_processes_only(group: Group) -> None:
     process = subprocess.Popen(["true"])
     process.wait()
-    left = [folder.parent / f"hermes-{process.pid}-1-old" for folder in group._folders]
-    for folder in left:
+    folders = [folder.parent / f"hermes-{process.pid}-1-old" for folder in group._folders]
+    for folder in folders:
         folder.mkdir()
     cgroup.sweep()
-    assert not any(folder.exists() for folder in left)
+    assert not any(folder.exists() for folder in folders)
     assert all(folder.exists() for folder in group._folders)

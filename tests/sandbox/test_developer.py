@@ -137,9 +137,9 @@ git config --get user.email; git config --get-regexp '(http|credential|url)'
 
 
 def test_go_takes_packages_from_the_shown_cache(user: Path) -> None:
-    shown = toolchains(user, [])
+    chains = toolchains(user, [])
     cache = f"file://{os.path.realpath(user)}/go/pkg/mod/cache/download,"
-    assert variables(user, shown)["GOPROXY"].startswith(cache)
+    assert variables(user, chains)["GOPROXY"].startswith(cache)
     assert "GOPROXY" not in variables(user, toolchains(user, [str(user / "go")]))
 
 

@@ -59,7 +59,7 @@ def test_home_inside_workspace_is_hidden(place: Place, tmp_path: Path) -> None:
 def test_protection_lists_win_over_requested_mounts(place: Place, tmp_path: Path) -> None:
     (place.user_home / ".ssh").mkdir(parents=True)
     (tmp_path / "link").symlink_to(place.user_home / ".ssh")
-    asked = (
+    paths = (
         place.user_home / ".ssh",
         tmp_path / "link",
         place.home.path,
@@ -67,7 +67,7 @@ def test_protection_lists_win_over_requested_mounts(place: Place, tmp_path: Path
         Path("/"),
         Path("/usr/share"),
     )
-    modes = mount_modes(place, rw=asked)
+    modes = mount_modes(place, rw=paths)
     assert {path for path in modes if not path.startswith("hermes/")} == {"/usr/share"}
     assert modes["/usr/share"] == "ro"
 
