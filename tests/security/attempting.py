@@ -52,7 +52,7 @@ def _attempts() -> Iterator[Attempt]:
         if line and not line.startswith("#"):
             defence, alone, bites, text = line.split(" ", 3)
             steps = [step.replace("⏎", "\n").split(" ", 1) for step in text.split(" → ")]
-            yield Attempt(defence, alone, bites == "+", tuple((tool, given) for tool, given in steps), text)
+            yield Attempt(defence, alone, bites == "+", tuple((tool, arguments) for tool, arguments in steps), text)
 
 
 ATTEMPTS = tuple(_attempts())
@@ -116,16 +116,16 @@ async def carried_out(tool_session: ToolSession, canaries: Canaries, attempt: At
 
 def _plain(argv: list[str], canaries: Canaries, cwd: str = "") -> str:
     with open(os.devnull) as null, contextlib.suppress(subprocess.TimeoutExpired):
-        done = subprocess.run(
+        result = subprocess.run(
             argv, cwd=cwd or canaries.workspace, stdin=null, capture_output=True, timeout=_PLAIN_S, check=False
         )
-        return (done.stdout + done.stderr).decode(errors="replace")
+        return (result.stdout + result.stderr).decode(errors="replace")
     return ""
 
 
 def _run(text: str, canaries: Canaries) -> str:
-    given = _given("terminal", text)
-    return _plain(["bash", "-c", given["command"]], canaries, given.get("workdir", ""))
+    arguments = _given("terminal", text)
+    return _plain(["bash", "-c", arguments["command"]], canaries, arguments.get("workdir", ""))
 
 
 def _opened(text: str, canaries: Canaries) -> str:

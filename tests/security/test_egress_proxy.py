@@ -131,10 +131,10 @@ def body_of(answer: bytes) -> str:
 
 
 async def test_request_is_forwarded_without_hop_by_hop_headers(rig: Rig) -> None:
-    seen: list[web.Request] = []
+    requests: list[web.Request] = []
 
     async def page(request: web.Request) -> web.StreamResponse:
-        seen.append(request)
+        requests.append(request)
         return web.Response(text=f"{request.method} {request.path_qs} {(await request.read()).decode()}")
 
     async with serving(page) as port:
@@ -146,12 +146,12 @@ async def test_request_is_forwarded_without_hop_by_hop_headers(rig: Rig) -> None
         )
     assert status_of(answer) == 200 and body_of(answer) == "POST /a?b=c hello"
     assert b"\r\nConnection: close\r\n" in answer
-    [request] = seen
+    [request] = requests
     assert request.headers["Host"] == "page.test:8080" and request.headers["X-Kept"] == "1"
-    left = {"x-named", "proxy-authorization", "proxy-connection", "te", "upgrade"} & {
+    remaining = {"x-named", "proxy-authorization", "proxy-connection", "te", "upgrade"} & {
         n.lower() for n in request.headers
     }
-    assert left == set()
+    assert remaining == set()
     assert rig.asked == [("page.test", 8080)]
     assert rig.proxy.sent_bytes == 5
 
@@ -185,17 +185,17 @@ async def test_interim_response_is_passed_on(rig: Rig) -> None:
 
 
 async def test_second_request_on_a_connection_is_not_forwarded(rig: Rig) -> None:
-    seen: list[str] = []
+    paths: list[str] = []
 
     async def page(request: web.Request) -> web.StreamResponse:
-        seen.append(request.path)
+        paths.append(request.path)
         return web.Response(text="page")
 
     async with serving(page) as port:
         rig.stage.servers[WORLD] = port
         first = b"GET http://page.test/first HTTP/1.1\r\nConnection: keep-alive\r\n\r\n"
         await rig.send(first + b"GET /second HTTP/1.1\r\nHost: page.test\r\n\r\n")
-    assert seen == ["/first"]
+    assert paths == ["/first"]
 
 
 async def test_connect_tunnels_both_ways_and_half_closes(rig: Rig) -> None:
@@ -247,10 +247,10 @@ async def test_proxy_backpressure_for_slow_reader(rig: Rig) -> None:
 
 
 async def test_operator_upstream_proxy_is_used(tmp_path: Path) -> None:
-    asked: list[bytes] = []
+    parts: list[bytes] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        parts.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         writer.write(await reader.readexactly(4))
 
@@ -262,7 +262,7 @@ async def test_operator_upstream_proxy_is_used(tmp_path: Path) -> None:
         writer.write(b"ping")
         assert await reader.readexactly(4) == b"ping"
         writer.close()
-    assert asked == [b"CONNECT page.test:443 HTTP/1.1"]
+    assert parts == [b"CONNECT page.test:443 HTTP/1.1"]
 
 
 # ---- what it refuses

@@ -53,8 +53,8 @@ class WebHarness:
             spec = self.harness.spec(self.server, message, answerable=bool(choice), **fields)
             under_way = await self.harness.begin(spec)
             if choice:
-                asked = await under_way.wait_for("approval.requested")
-                await under_way.control("approve", id=asked["approval_id"], choice=choice)
+                event = await under_way.wait_for("approval.requested")
+                await under_way.control("approve", id=event["approval_id"], choice=choice)
             return await under_way.end(SURELY_S)
 
 
@@ -145,8 +145,8 @@ async def test_unnamed_host_is_asked_about_once(harness: Harness, server: ModelS
         if (choice != "deny")
         else await web_harness.run(extract(PAGE), choice=choice, session_id="s1")
     )
-    [asked] = run.events_of("approval.requested")
-    assert (asked["kind"], asked["subject"], asked["choices"]) == ("host", PAGE, ["once", "session", "deny"])
+    [event] = run.events_of("approval.requested")
+    assert (event["kind"], event["subject"], event["choices"]) == ("host", PAGE, ["once", "session", "deny"])
     assert [bool(answer.get("pages")) for answer in answers(run)] == ([False] if choice == "deny" else [True, True])
     later = await web_harness.run(extract(PAGE), session_id="s1")
     assert bool(answers(later)[0].get("pages")) is (choice == "session")
@@ -234,9 +234,9 @@ async def test_persistent_write_asks_after_foreign_content(
     web_harness = WebHarness(harness, server, *WRITERS)
     blocked = await web_harness.run(extract(PAGE), call, message=NAMED)
     assert answers(blocked)[1]["code"] == "blocked"
-    asked = await web_harness.run(extract(PAGE), call, message=NAMED, choice="once")
-    assert asked.event("approval.requested")["kind"] == kind
-    assert answers(asked)[1].get("code") != "blocked"
+    run = await web_harness.run(extract(PAGE), call, message=NAMED, choice="once")
+    assert run.event("approval.requested")["kind"] == kind
+    assert answers(run)[1].get("code") != "blocked"
 
 
 @pytest.mark.parametrize(("call", "kind"), WRITES)

@@ -95,9 +95,9 @@ async def question(under_way: Running, count: int = 1) -> Json:
 
 
 async def answer_with(under_way: Running, choice: str, count: int = 1) -> Json:
-    asked = await question(under_way, count)
-    assert await under_way.control("approve", id=asked["approval_id"], choice=choice) == "applied"
-    return asked
+    request = await question(under_way, count)
+    assert await under_way.control("approve", id=request["approval_id"], choice=choice) == "applied"
+    return request
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ async def test_host_approval_while_command_waits(
     under_way = await session.begin()
     async with session.client() as get:
         first = asyncio.create_task(get())
-        asked = await answer_with(under_way, choice)
-        assert (asked["kind"], asked["subject"]) == ("network", "page.test")
-        assert asked["choices"] == ["once", "session", "always", "deny"]
+        request = await answer_with(under_way, choice)
+        assert (request["kind"], request["subject"]) == ("network", "page.test")
+        assert request["choices"] == ["once", "session", "always", "deny"]
         call_id = next(event["call_id"] for event in under_way.events if event["type"] == "tool.started")
-        assert asked["call_id"] == call_id
+        assert request["call_id"] == call_id
         assert (await first)[0] == status
         # The same call is not asked about the same host again, whatever the answer was.
         assert (await get())[0] == status

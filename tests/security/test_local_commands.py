@@ -175,8 +175,8 @@ async def test_call_of_unoffered_tool_runs_nothing(
 ) -> None:
     tool_session = ToolSession(make_harness, server, "auto")
     tool_session.offer(files.READ, files.WRITE)
-    for name, given in (("terminal", {"command": "touch made"}), ("execute_code", {"code": "open('made', 'w')"})):
-        [answer] = await asked_all(tool_session, Call(name, given))
+    for name, arguments in (("terminal", {"command": "touch made"}), ("execute_code", {"code": "open('made', 'w')"})):
+        [answer] = await asked_all(tool_session, Call(name, arguments))
         assert answer["code"] == "unknown_tool"
     assert not (tool_session.workspace / "made").exists()
 

@@ -262,8 +262,8 @@ async def test_no_planted_secret_leaks(
     places += [*_received(api.model.requests), *_kept(home_folder), ("standard output and error", data)]
     assert {where: leaked for where, data in places if (leaked := leaks(data))} == {}
     # All of it was there to be seen: what is told of the files without their secrets, in every kind of place.
-    seen = b"".join(data for _, data in places)
-    assert seen.count("«redacted:known»".encode()) > 100 and seen.count(b"[redacted]") > 1000
+    everything = b"".join(data for _, data in places)
+    assert everything.count("«redacted:known»".encode()) > 100 and everything.count(b"[redacted]") > 1000
     assert {"state.db", "logs/agent.log"} <= {where for where, _ in places}
     assert any(where.startswith("cache/tool_results/") for where, _ in places)
 

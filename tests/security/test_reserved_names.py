@@ -105,12 +105,12 @@ async def test_git_runs_nothing_left_by_a_command(
 
 @pytest.mark.parametrize("way", ["fsmonitor", "hook", "include", "bare"])
 async def test_late_write_of_background_process_is_undone(tool_session: ToolSession, tmp_path: Path, way: str) -> None:
-    mark, done = tmp_path / "ran", tool_session.workspace / "done"
+    mark, result = tmp_path / "ran", tool_session.workspace / "done"
     late = f"until [ -e go ]; do sleep 0.02; done\n({script(way, mark, 'new')})\ntouch done; sleep 100"
     started = await tool_session.sh(late, background=True)
     (tool_session.workspace / "go").touch()
     async with asyncio.timeout(SURELY_S):
-        while not done.exists():
+        while not result.exists():
             await asyncio.sleep(0.01)
         await tool_session.sh("true")  # a command that ends has everything looked at
     use_git(tool_session.workspace)
@@ -153,9 +153,9 @@ async def test_write_grant_restores_quarantined_file(
 ) -> None:
     tool_session = ToolSession(make_harness, server, "bubblewrap")
     under_way = await tool_session.begin(Call("terminal", {"command": "echo planted > AGENTS.md"}), answerable=True)
-    [asked] = await under_way.until(lambda events: [e for e in events if e["type"] == "approval.requested"], SURELY_S)
-    assert asked["kind"] == "write" and str(tool_session.workspace / "AGENTS.md") in asked["subject"]
-    await under_way.control("approve", id=asked["approval_id"], choice=choice)
+    [request] = await under_way.until(lambda events: [e for e in events if e["type"] == "approval.requested"], SURELY_S)
+    assert request["kind"] == "write" and str(tool_session.workspace / "AGENTS.md") in request["subject"]
+    await under_way.control("approve", id=request["approval_id"], choice=choice)
     [answer] = (await under_way.end(SURELY_S)).tool_results()
     assert (tool_session.workspace / "AGENTS.md").exists() is (choice == "session")
     assert ("set_aside" in answer) is (choice == "deny")
