@@ -175,24 +175,24 @@ class Stream:
 
     async def until(self, condition: Callable[[Frame], Any]) -> list[Frame]:
         """The frames up to the first that fulfils the condition, which is the last of them."""
-        seen = [await self.next()]
-        while not condition(seen[-1]):
-            seen.append(await self.next())
-        return seen
+        frames = [await self.next()]
+        while not condition(frames[-1]):
+            frames.append(await self.next())
+        return frames
 
     async def rest(self) -> list[Frame]:
         """All further frames."""
-        seen = []
+        frames = []
         while True:
             try:
-                seen.append(await self.next())
+                frames.append(await self.next())
             except EOFError:
-                return seen
+                return frames
 
 
-def chat_text(seen: Iterable[Frame], key: str = "content") -> str:
+def chat_text(frames: Iterable[Frame], key: str = "content") -> str:
     """The text of a chat stream's deltas."""
-    chunks = [item.data for item in seen if item.event is None and item.data != "[DONE]"]
+    chunks = [item.data for item in frames if item.event is None and item.data != "[DONE]"]
     return "".join(choice["delta"].get(key) or "" for chunk in chunks for choice in chunk["choices"])
 
 
@@ -351,9 +351,9 @@ async def eventually(
 ) -> Any:
     """What a look shows as soon as it is good."""
     async with asyncio.timeout(timeout):
-        while not good(seen := await look()):
+        while not good(value := await look()):
             await asyncio.sleep(0.01)
-    return seen
+    return value
 
 
 async def pieces(response: aiohttp.ClientResponse) -> AsyncIterator[Frame]:

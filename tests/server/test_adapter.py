@@ -54,10 +54,10 @@ def test_auth_scheme_is_case_insensitive(scheme: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["", "Bearer", "Bearer sk-test12", "Basic sk-test123", "sk-test123", "Bearer schlüssel"]
+    "value", ["", "Bearer", "Bearer sk-test12", "Basic sk-test123", "sk-test123", "Bearer schlüssel"]
 )
-def test_invalid_authorization_is_401_envelope(given: str) -> None:
-    refusal = adapter(key="sk-test123")._check_auth(request(Authorization=given))
+def test_invalid_authorization_is_401_envelope(value: str) -> None:
+    refusal = adapter(key="sk-test123")._check_auth(request(Authorization=value))
     assert refusal is not None and refusal.status == 401
     assert refusal.headers["WWW-Authenticate"] == "Bearer"
     assert json.loads(refusal.body)["error"]["code"] == "invalid_api_key"  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ async def test_settings_tell_where_each_value_comes_from(start: Start, monkeypat
 
 
 async def test_settings_that_are_safe_can_be_changed(api: Api, home_folder: Path) -> None:
-    for name, value, shown in (
+    for name, value, expected in (
         ("agent.max_turns", 33, 33),
         ("agent.reasoning_effort", "high", "high"),
         ("compression.enabled", False, False),
@@ -65,7 +65,7 @@ async def test_settings_that_are_safe_can_be_changed(api: Api, home_folder: Path
     ):
         async with api.patch(f"{SETTINGS}/{name}", {"value": value}) as response:
             row = await read_json(response)
-        assert (row["key"], row["value"], row["source"]) == (name, shown, "file")
+        assert (row["key"], row["value"], row["source"]) == (name, expected, "file")
     assert (await settings_of(api))["agent.max_turns"]["value"] == 33
     assert api.app.settings.agent.max_turns == 33
     async with api.patch(f"{SETTINGS}/agent.max_turns", {"value": None}) as response:
@@ -157,9 +157,13 @@ async def test_mcp_servers_with_their_state(start: Start) -> None:
     }
     api = await start(settings={"mcp_servers": servers, "mcp_discovery_timeout": 30})
     async with api.get("/api/mcp") as response:
-        providers = {one["name"]: one for one in (await read_json(response))["data"]}
+        providers = {provider["name"]: provider for provider in (await read_json(response))["data"]}
         assert "sk-abcdefghijklmnopqrstuvwx" not in await response.text()
-    assert {name: one["state"] for name, one in providers.items()} == {"plain": "idle", "off": "off", "broken": "idle"}
+    assert {name: provider["state"] for name, provider in providers.items()} == {
+        "plain": "idle",
+        "off": "off",
+        "broken": "idle",
+    }
     async with api.post("/api/mcp/plain/test") as response:
         plain = await read_json(response)
     assert (plain["state"], plain["error"]) == ("up", None) and "mcp_plain_add" in plain["tools"]

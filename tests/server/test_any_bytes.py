@@ -108,12 +108,12 @@ async def test_expect_100_continue(start: Start) -> None:
                 f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: {length}\r\n"
             )
             await wire.send(f"{head}Expect: 100-continue\r\n\r\n")
-            seen = [(await wire.head()).status]
-            if seen == [100]:
+            all_statuses = [(await wire.head()).status]
+            if all_statuses == [100]:
                 await wire.send(body)
-                seen.append((await wire.answer()).status)
-        assert seen[-1] == statuses[-1]
-        assert set(seen) <= set(statuses)
+                all_statuses.append((await wire.answer()).status)
+        assert all_statuses[-1] == statuses[-1]
+        assert set(all_statuses) <= set(statuses)
 
 
 async def test_request_smuggled_in_body_is_not_served(api: Api) -> None:

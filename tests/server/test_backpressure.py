@@ -114,7 +114,11 @@ async def test_slow_reader_backpressure_loses_nothing(start: Start, path: str, b
             await wire.head()
             await model.wait_for_request(2)
             gc.collect()
-            ours = [held for held in connections() if held.transport is not None and held._current_request is not None]
+            ours = [
+                connection
+                for connection in connections()
+                if connection.transport is not None and connection._current_request is not None
+            ]
             assert ours
             before, grown, buffered, counter = resident(), 0, 0, Counter()
 

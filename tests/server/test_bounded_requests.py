@@ -58,9 +58,9 @@ def test_too_many_json_values_are_rejected_before_decoding(monkeypatch: pytest.M
     monkeypatch.setattr(request_bodies.msgspec.json, "decode", lambda data: pytest.fail("it was read"))
     for item in (b"[]", b"{}", b'{"\\"[":"\\\\"}'):
         data = b'{"a": [' + b",".join([item] * (JSON_VALUES_MAX + 1)) + b"]}"
-        for given in (data, data.decode()):
+        for body in (data, data.decode()):
             with pytest.raises(ApiError) as caught:
-                request_bodies.as_object(given)
+                request_bodies.as_object(body)
             assert caught.value.code == "too_many_fields"
 
 

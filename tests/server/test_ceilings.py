@@ -260,23 +260,23 @@ async def test_http_turn_is_rate_counted_once(start: Start) -> None:
 
 
 async def test_key_concurrency_limit_applies_to_jobs(start: Start) -> None:
-    async with HeldModel(Reply(text="Hi.")) as held:
-        api = await start(settings=held.settings, keys=key(max_concurrent=1))
+    async with HeldModel(Reply(text="Hi.")) as held_model:
+        api = await start(settings=held_model.settings, keys=key(max_concurrent=1))
         async with api.post("/v1/runs", {"input": "hi"}, **MORE) as response:
             await read_json(response, 202)
-        await held.wait_for_request()
+        await held_model.wait_for_request()
         with pytest.raises(Refused) as refusal:
             await api.app.engine.submit(spec_of({**_record(), "id": "0" * 12}, time.time()))
         assert refusal.value.code == "rate_limit_exceeded"
-        held.let_all()
+        held_model.let_all()
 
 
 @pytest.mark.parametrize(
     ("path", "body"), [("/v1/responses", {"input": "hi", "background": True}), ("/v1/runs", {"input": "hi"})]
 )
 async def test_key_concurrency_limit_applies_to_simultaneous_submissions(start: Start, path: str, body: Json) -> None:
-    async with HeldModel(Reply(text="Hi.")) as held:
-        api = await start(settings=held.settings, keys=key(max_concurrent=1))
+    async with HeldModel(Reply(text="Hi.")) as held_model:
+        api = await start(settings=held_model.settings, keys=key(max_concurrent=1))
 
         async def status() -> int:
             async with api.post(path, body, **MORE) as response:
@@ -284,7 +284,7 @@ async def test_key_concurrency_limit_applies_to_simultaneous_submissions(start: 
 
         results = await asyncio.gather(*(status() for _ in range(4)))
         assert sorted(results)[1:] == [429] * 3
-        held.let_all()
+        held_model.let_all()
 
         async def ended() -> tuple[list[str], int]:
             async with api.get("/v1/runs", **MORE) as response:

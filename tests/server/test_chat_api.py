@@ -54,11 +54,11 @@ async def streamed(api: Api, body: Json, **headers: str) -> list[Frame]:
         return await stream_of(response)
 
 
-def chunks(seen: list[Frame]) -> list[Json]:
+def chunks(frames: list[Frame]) -> list[Json]:
     """The chunks of a stream that ends as streams do."""
-    assert seen[-1].data == "[DONE]"
-    assert [item.id for item in seen] == [None] * len(seen)
-    return [item.data for item in seen[:-1] if item.event is None]
+    assert frames[-1].data == "[DONE]"
+    assert [item.id for item in frames] == [None] * len(frames)
+    return [item.data for item in frames[:-1] if item.event is None]
 
 
 # ---- the plain answer
@@ -126,18 +126,18 @@ async def test_header_can_hide_reasoning(start: Start) -> None:
 
 async def test_chat_stream_chunk_order(api: Api) -> None:
     api.model.script = [Reply(text=["Two ", "files."], usage=COUNTED)]
-    seen = chunks(await streamed(api, user(model="my-model")))
-    assert {chunk["object"] for chunk in seen} == {"chat.completion.chunk"}
-    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in seen}) == 1
-    assert re.fullmatch(r"chatcmpl-[0-9a-f]{32}", seen[0]["id"])
-    assert seen[0]["model"] == "my-model"
-    choices = [chunk["choices"][0] for chunk in seen]
+    stream_chunks = chunks(await streamed(api, user(model="my-model")))
+    assert {chunk["object"] for chunk in stream_chunks} == {"chat.completion.chunk"}
+    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in stream_chunks}) == 1
+    assert re.fullmatch(r"chatcmpl-[0-9a-f]{32}", stream_chunks[0]["id"])
+    assert stream_chunks[0]["model"] == "my-model"
+    choices = [chunk["choices"][0] for chunk in stream_chunks]
     assert all(set(choice) == {"index", "delta", "logprobs", "finish_reason"} for choice in choices)
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(choice["delta"]["content"] for choice in choices[1:-1]) == "Two files."
     assert (choices[-1]["delta"], choices[-1]["finish_reason"]) == ({}, "stop")
     assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
-    assert not any("error" in chunk or "hermes" in chunk for chunk in seen)
+    assert not any("error" in chunk or "hermes" in chunk for chunk in stream_chunks)
 
 
 async def test_chat_stream_is_incremental(start: Start) -> None:
@@ -165,25 +165,25 @@ async def test_chat_stream_separates_text_around_tools_by_blank_line(api: Api) -
 async def test_chat_stream_include_usage(api: Api, wanted: bool | None, last: Any, finish: Any) -> None:
     api.model.script = [Reply(text="Two files.", usage=COUNTED)]
     options = {} if wanted is None else {"stream_options": {"include_usage": wanted}}
-    seen = chunks(await streamed(api, user(**options)))
-    ending = next(chunk for chunk in seen if chunk["choices"] and chunk["choices"][0]["finish_reason"])
+    stream_chunks = chunks(await streamed(api, user(**options)))
+    ending = next(chunk for chunk in stream_chunks if chunk["choices"] and chunk["choices"][0]["finish_reason"])
     assert ending.get("usage") == finish
     if last is None:
-        assert all(chunk["choices"] for chunk in seen)
+        assert all(chunk["choices"] for chunk in stream_chunks)
         return
-    assert (seen[-1]["choices"], seen[-1]["usage"]) == ([], SHOWN)
-    assert [chunk["usage"] for chunk in seen[:-1]] == [None] * (len(seen) - 1)
+    assert (stream_chunks[-1]["choices"], stream_chunks[-1]["usage"]) == ([], SHOWN)
+    assert [chunk["usage"] for chunk in stream_chunks[:-1]] == [None] * (len(stream_chunks) - 1)
 
 
 async def test_chat_stream_reasoning_on_request_only(start: Start) -> None:
     api = await start(*[Reply(text="Four.", reasoning=["Two and ", "two."], continues=False)] * 3, show_reasoning=False)
-    seen = await streamed(api, user("a"))
-    assert chat_text(seen, "reasoning_content") == ""
-    assert "reasoning_content" not in str(seen)
-    seen = await streamed(api, user("b", include_reasoning=True))
-    assert chat_text(seen, "reasoning_content") == "Two and two."
-    assert chat_text(seen) == "Four."
-    for chunk in chunks(seen):
+    events = await streamed(api, user("a"))
+    assert chat_text(events, "reasoning_content") == ""
+    assert "reasoning_content" not in str(events)
+    events = await streamed(api, user("b", include_reasoning=True))
+    assert chat_text(events, "reasoning_content") == "Two and two."
+    assert chat_text(events) == "Four."
+    for chunk in chunks(events):
         for choice in chunk["choices"]:
             assert len({"content", "reasoning_content"} & set(choice["delta"])) <= 1
             assert choice["delta"].get("content", "") is not None
@@ -215,10 +215,10 @@ PASSED: list[tuple[Json, Json]] = [
 ALWAYS_PASSED = {"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop"}
 
 
-@pytest.mark.parametrize(("given", "passed"), PASSED, ids=[",".join(given) for given, _ in PASSED])
-async def test_sampling_parameters_reach_every_model_call(api: Api, given: Json, passed: Json) -> None:
+@pytest.mark.parametrize(("parameters", "passed"), PASSED, ids=[",".join(parameters) for parameters, _ in PASSED])
+async def test_sampling_parameters_reach_every_model_call(api: Api, parameters: Json, passed: Json) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Done.")]
-    _, headers = await ask(api, user(**given))
+    _, headers = await ask(api, user(**parameters))
     ignored = [name.strip() for name in headers.get("X-Hermes-Ignored", "").split(",")]
     assert not set(ignored) & ALWAYS_PASSED
     assert len(api.model.requests) == 2
@@ -293,13 +293,13 @@ async def test_past_tool_calls_are_kept(api: Api) -> None:
     assert api.model.requests[0].body["messages"][3]["tool_call_id"] == "c1"
 
 
-@pytest.mark.parametrize(("model", "strict", "asked"), [("fast", False, "small"), ("other", False, "test-model")])
-async def test_model_alias_uses_its_route(start: Start, model: str, strict: bool, asked: str) -> None:
+@pytest.mark.parametrize(("model", "strict", "model_name"), [("fast", False, "small"), ("other", False, "test-model")])
+async def test_model_alias_uses_its_route(start: Start, model: str, strict: bool, model_name: str) -> None:
     api = await start(Reply(text="Hello."), model_routes={"fast": {"model": "small"}}, strict_models=strict)
     body, headers = await ask(api, user(model=model))
     assert body["model"] == model
-    assert headers["X-Hermes-Model"].endswith(f"/{asked}")
-    assert api.model.requests[0].model == asked
+    assert headers["X-Hermes-Model"].endswith(f"/{model_name}")
+    assert api.model.requests[0].model == model_name
 
 
 async def test_strict_models_reject_unknown(start: Start) -> None:
@@ -494,9 +494,9 @@ async def test_store_false_client_call_leaves_nothing(api: Api, home_folder: Pat
 
 
 async def test_concurrent_store_false_requests_do_not_wait(start: Start) -> None:
-    async with HeldModel(Reply(text="a"), Reply(text="a")) as held:
-        api = await start(settings=held.settings, session_wait_seconds=0)
+    async with HeldModel(Reply(text="a"), Reply(text="a")) as held_model:
+        api = await start(settings=held_model.settings, session_wait_seconds=0)
         asking = [asyncio.create_task(api.ask("hi", store=False)) for _ in range(2)]
-        await held.wait_for_request(2)
-        held.let_all()
+        await held_model.wait_for_request(2)
+        held_model.let_all()
         await asyncio.gather(*asking)

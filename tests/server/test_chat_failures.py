@@ -80,10 +80,10 @@ async def test_chat_failure_without_text_is_http_error(api: Api, reply: Reply, s
 async def test_chat_stream_failure_is_in_last_chunk(api: Api, reply: Reply, status: int, code: str) -> None:
     api.model.handler = lambda _: reply
     async with api.post(CHAT, user(stream=True)) as response:
-        seen = await stream_of(response)
-    assert seen[-1].data == "[DONE]"
-    assert chat_text(seen) == ""
-    ends = [f.data for f in seen[:-1] if f.data["choices"] and f.data["choices"][0]["finish_reason"]]
+        frames = await stream_of(response)
+    assert frames[-1].data == "[DONE]"
+    assert chat_text(frames) == ""
+    ends = [f.data for f in frames[:-1] if f.data["choices"] and f.data["choices"][0]["finish_reason"]]
     assert [end["choices"][0]["finish_reason"] for end in ends] == ["error"]
     assert check_envelope(status, ends[0])["code"] == code
     assert ends[0]["hermes"]["completed"] is False
@@ -151,8 +151,8 @@ async def test_truncated_answer_is_marked(api: Api, reply: Reply, fields: Json, 
     assert body["choices"][0]["message"]["content"] == reply.text
     check_flags(body["hermes"], code, partial=True, failed=False, interrupted=False)
     async with api.post(CHAT, user("streamed", stream=True, **fields)) as response:
-        seen = await stream_of(response)
-    end = next(f.data for f in seen[:-1] if f.data["choices"] and f.data["choices"][0]["finish_reason"])
+        frames = await stream_of(response)
+    end = next(f.data for f in frames[:-1] if f.data["choices"] and f.data["choices"][0]["finish_reason"])
     assert end["choices"][0]["finish_reason"] == finish
     check_flags(end["hermes"], code, partial=True)
     assert "error" not in end
@@ -218,13 +218,13 @@ async def test_failure_after_text_keeps_text(start: Start, half: Any) -> None:
 async def test_failure_after_streamed_text_ends_stream_in_order(start: Start, half: Any) -> None:
     api = await start(handler=half)
     async with api.post(CHAT, user(stream=True)) as response:
-        seen = await stream_of(response)
-    assert chat_text(seen) == "Half an answer "
-    end = next(f.data for f in seen[:-1] if f.data["choices"] and f.data["choices"][0]["finish_reason"])
+        frames = await stream_of(response)
+    assert chat_text(frames) == "Half an answer "
+    end = next(f.data for f in frames[:-1] if f.data["choices"] and f.data["choices"][0]["finish_reason"])
     assert end["choices"][0]["finish_reason"] == "error"
     assert check_envelope(502, end)["code"] == "provider_unavailable"
     check_flags(end["hermes"], "provider_unavailable", failed=True)
-    assert seen[-1].data == "[DONE]"
+    assert frames[-1].data == "[DONE]"
 
 
 # ---- an agent that raises
@@ -240,12 +240,12 @@ async def test_agent_exception_is_500(api: Api, monkeypatch: pytest.MonkeyPatch)
     assert "Provider failed" in error["message"]
     assert "sk-abc" not in error["message"]
     async with api.post(CHAT, user(stream=True)) as response:
-        seen = await stream_of(response)
-    end = seen[-2].data
+        frames = await stream_of(response)
+    end = frames[-2].data
     assert end["choices"][0]["finish_reason"] == "error"
     assert "Provider failed" in check_envelope(500, end)["message"]
-    assert "sk-abc" not in str(seen)
-    assert seen[-1].data == "[DONE]"
+    assert "sk-abc" not in str(frames)
+    assert frames[-1].data == "[DONE]"
 
 
 # ---- stopped through its run
@@ -292,14 +292,14 @@ async def test_strict_client_gets_stream_error_as_own_frame(
 ) -> None:
     api.model.script, api.model.repeat = list(script), True
     async with api.post(CHAT, user("x", stream=True), headers={"User-Agent": agent}) as response:
-        seen = await stream_of(response)
-    *before, error, finish, done = seen
-    assert chat_text([*before, finish, done]) == text
+        frames = await stream_of(response)
+    *before, error, finish, result = frames
+    assert chat_text([*before, finish, result]) == text
     assert (error.event, list(error.data), error.data["error"]["code"]) == (None, ["error"], code)
     assert finish.data["choices"][0]["finish_reason"] == "error"
     assert finish.data["error"] == error.data["error"]
-    assert done.data == "[DONE]"
-    assert all(frame.event is None for frame in seen)
+    assert result.data == "[DONE]"
+    assert all(frame.event is None for frame in frames)
 
 
 @pytest.mark.parametrize(("script", "text", "code"), BROKEN)
@@ -308,8 +308,8 @@ async def test_other_clients_get_stream_error_in_finish_chunk(
 ) -> None:
     api.model.script, api.model.repeat = list(script), True
     async with api.post(CHAT, user("x", stream=True), headers={"User-Agent": "curl/8.0"}) as response:
-        seen = await stream_of(response)
-    chunks = [frame.data for frame in seen[:-1] if frame.event is None]
+        frames = await stream_of(response)
+    chunks = [frame.data for frame in frames[:-1] if frame.event is None]
     assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
     assert chunks[-1]["error"]["code"] == code
 

@@ -100,8 +100,8 @@ async def test_client_tool_calls_are_streamed_by_index(api: Api) -> None:
     hall = Call("lamp", ['{"room"', ': "ha', 'll"}'], id="call_lamp")
     api.model.script = [Reply(tool_calls=[hall, TODO, second])]
     async with api.post(CHAT, user("x", tools=[LAMP, HORN], stream=True), headers=PLAIN) as response:
-        seen = await stream_of(response)
-    deltas = [c["delta"] for f in seen[:-1] if f.event is None for c in f.data["choices"]]
+        frames = await stream_of(response)
+    deltas = [c["delta"] for f in frames[:-1] if f.event is None for c in f.data["choices"]]
     pieces = [piece for delta in deltas for piece in delta.get("tool_calls", [])]
     first_pieces = [piece for piece in pieces if "id" in piece]
     assert first_pieces == [
@@ -110,9 +110,9 @@ async def test_client_tool_calls_are_streamed_by_index(api: Api) -> None:
     whole = {n: "".join(p["function"].get("arguments", "") for p in pieces if p["index"] == n) for n in (0, 1)}
     assert {n: json.loads(text) for n, text in whole.items()} == {0: {"room": "hall"}, 1: {}}
     assert [set(p["function"]) for p in pieces if "id" not in p] == [{"arguments"}] * (len(pieces) - 2)
-    ends = [c["finish_reason"] for f in seen[:-1] if f.event is None for c in f.data["choices"] if c["finish_reason"]]
+    ends = [c["finish_reason"] for f in frames[:-1] if f.event is None for c in f.data["choices"] if c["finish_reason"]]
     assert ends == ["tool_calls"]
-    assert seen[-1].data == "[DONE]"
+    assert frames[-1].data == "[DONE]"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -139,16 +139,16 @@ async def test_json_answer_may_mention_tool_calls(api: Api, stream: bool) -> Non
     assert (message["content"], finish, len(api.model.requests)) == (text, "stop", 1)
 
 
-def chat_message(seen: list[Frame]) -> tuple[Json, str]:
+def chat_message(frames: list[Frame]) -> tuple[Json, str]:
     """The message that a stream makes up, and how it ended."""
-    choices = [choice for frame in seen[:-1] for choice in frame.data["choices"]]
+    choices = [choice for frame in frames[:-1] for choice in frame.data["choices"]]
     pieces = [piece for choice in choices for piece in choice["delta"].get("tool_calls", [])]
     calls: dict[int, Json] = {}
     for piece in pieces:
         function = calls.setdefault(piece["index"], {"function": {"name": "", "arguments": ""}})["function"]
         function["name"] += piece["function"].get("name", "")
         function["arguments"] += piece["function"].get("arguments", "")
-    return {"content": chat_text(seen), "tool_calls": [*calls.values()]}, choices[-1]["finish_reason"]
+    return {"content": chat_text(frames), "tool_calls": [*calls.values()]}, choices[-1]["finish_reason"]
 
 
 async def test_client_tool_hides_server_tool_of_same_name(api: Api) -> None:
@@ -256,9 +256,9 @@ async def progress(api: Api, fields: Json | None = None, **headers: str) -> list
     api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Done.")]
     named = {**PLAIN, **{name.replace("_", "-"): value for name, value in headers.items()}}
     async with api.post(CHAT, user(f"tea {headers}", stream=True, **(fields or {})), headers=named) as response:
-        seen = await stream_of(response)
-    assert chat_text(seen) == "Let me see.\n\nDone."
-    return seen
+        frames = await stream_of(response)
+    assert chat_text(frames) == "Let me see.\n\nDone."
+    return frames
 
 
 def check_progress(items: list[Json]) -> None:
@@ -272,16 +272,16 @@ def check_progress(items: list[Json]) -> None:
 
 
 async def test_tool_progress_events(api: Api) -> None:
-    seen = await progress(api)
-    events = [frame for frame in seen if frame.event is not None]
+    entries = await progress(api)
+    events = [frame for frame in entries if frame.event is not None]
     assert {frame.event for frame in events} == {"hermes.tool.progress"}
     check_progress([frame.data for frame in events])
 
 
 async def test_tool_progress_chunks(api: Api) -> None:
-    seen = await progress(api, X_Hermes_Tool_Progress="chunk")
-    assert {frame.event for frame in seen} == {None}
-    marked = [frame.data for frame in seen[:-1] if "hermes" in frame.data]
+    entries = await progress(api, X_Hermes_Tool_Progress="chunk")
+    assert {frame.event for frame in entries} == {None}
+    marked = [frame.data for frame in entries[:-1] if "hermes" in frame.data]
     assert all(chunk["object"] == "chat.completion.chunk" for chunk in marked)
     assert [chunk["choices"][0]["delta"] for chunk in marked] == [{}, {}]
     assert [chunk["choices"][0]["finish_reason"] for chunk in marked] == [None, None]
@@ -305,11 +305,11 @@ LENIENT = ["curl/8.0", "Mozilla/5.0 (X11) nodes", "python-requests/2", "Abundant
 
 @pytest.mark.parametrize("client", STRICT)
 async def test_strict_clients_get_no_tool_progress_by_default(api: Api, client: dict[str, str]) -> None:
-    seen = await progress(api, **client)
-    assert all(frame.event is None for frame in seen)
-    assert not any("hermes" in frame.data for frame in seen[:-1])
-    asked = await progress(api, X_Hermes_Tool_Progress="event", **client)
-    assert sum(frame.event == "hermes.tool.progress" for frame in asked) == 2
+    entries = await progress(api, **client)
+    assert all(frame.event is None for frame in entries)
+    assert not any("hermes" in frame.data for frame in entries[:-1])
+    requested = await progress(api, X_Hermes_Tool_Progress="event", **client)
+    assert sum(frame.event == "hermes.tool.progress" for frame in requested) == 2
 
 
 @pytest.mark.parametrize("agent", LENIENT)
@@ -322,8 +322,8 @@ async def test_tool_progress_header_overrides_setting(
     start: Start, setting: str, header: str | None, events: int
 ) -> None:
     api = await start(tool_progress=setting)
-    seen = await progress(api, **({"X_Hermes_Tool_Progress": header} if header else {}))
-    assert sum(frame.event is not None for frame in seen) == events
+    entries = await progress(api, **({"X_Hermes_Tool_Progress": header} if header else {}))
+    assert sum(frame.event is not None for frame in entries) == events
 
 
 async def test_strict_clients_setting(start: Start) -> None:
@@ -335,8 +335,8 @@ async def test_failing_tool_progress_has_error(api: Api) -> None:
     bad = Call("todo", {"todos": [{"id": "1", "content": "a", "status": "pending"}] * 2}, id="call_bad")
     api.model.script = [Reply(tool_calls=[bad]), Reply(text="Sorry.")]
     async with api.post(CHAT, user("x", stream=True), headers=PLAIN) as response:
-        seen = await stream_of(response)
-    ended = [frame.data for frame in seen if frame.event and frame.data["status"] == "completed"]
+        frames = await stream_of(response)
+    ended = [frame.data for frame in frames if frame.event and frame.data["status"] == "completed"]
     assert [entry["error"] for entry in ended] == [True]
 
 

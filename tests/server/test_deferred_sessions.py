@@ -72,7 +72,7 @@ async def test_session_that_was_made_meanwhile_is_not_added_to(api: Api) -> None
     _, session_id = await ask_with(api, Reply(text="One.", continues=False))
     _, other = await ask_with(api, Reply(text="Two.", continues=False))
     assert other == f"{session_id}-2"
-    assert [await messages(api, one) for one in (session_id, other)] == [["hi", "One."], ["hi", "Two."]]
+    assert [await messages(api, id_) for id_ in (session_id, other)] == [["hi", "One."], ["hi", "Two."]]
     async with api.get(f"/api/sessions/{other}") as response:
         session = (await read_json(response))["session"]
     assert (session["message_count"], session["api_call_count"]) == (2, 1)

@@ -59,9 +59,9 @@ async def runs(api: Api) -> list[Json]:
 
 async def the_run(api: Api) -> Json:
     """The only run there is, ended."""
-    seen = await eventually(lambda: runs(api), lambda value: value and value[0]["finished_at"])
-    assert len(seen) == 1
-    return dict(seen[0])
+    result = await eventually(lambda: runs(api), lambda value: value and value[0]["finished_at"])
+    assert len(result) == 1
+    return dict(result[0])
 
 
 async def last_event(api: Api, run_id: str) -> Json:
@@ -192,8 +192,8 @@ async def test_many_disconnects_are_noticed(start: Start) -> None:
         for wire in wires:
             wire.reset()
         await model.until(lambda: model.open_streams == 0, timeout=2 * NOTICED_S)
-        seen = await eventually(lambda: runs(api), lambda value: all(run["finished_at"] for run in value))
-        assert {run["status"] for run in seen} == {"cancelled"}
+        result = await eventually(lambda: runs(api), lambda value: all(run["finished_at"] for run in value))
+        assert {run["status"] for run in result} == {"cancelled"}
 
 
 async def test_disconnect_mid_body_starts_nothing(api: Api) -> None:
@@ -313,8 +313,8 @@ async def test_disconnect_grace_keeps_turn_with_reader(start: Start, by: str) ->
             await asyncio.sleep(0.5)
             assert model.open_streams == 1
             model.let_all()
-            seen: list[Any] = await stream.rest()
-        assert "an answer." in str(seen[-2:])
+            frames: list[Any] = await stream.rest()
+        assert "an answer." in str(frames[-2:])
         assert (await the_run(api))["status"] == "completed"
 
 
@@ -399,7 +399,7 @@ async def test_disconnect_before_first_store_of_response(
         run = await the_run(api)
         assert run["status"] == ("completed" if detached else "cancelled"), run
         end = "completed" if detached else "incomplete"
-        await eventually(lambda: response_of(api, run), lambda seen: seen["status"] == end)
+        await eventually(lambda: response_of(api, run), lambda value: value["status"] == end)
 
 
 async def response_of(api: Api, run: Json) -> Json:

@@ -204,7 +204,7 @@ async def test_health_counts_active_turns(start: Start) -> None:
             assert queue["status"] == "degraded", "no further turn would be taken"
             async with api.get("/health/ready") as response:
                 await read_error(response, 503, "not_ready")
-        await eventually(lambda: health_of(api), lambda seen: not seen["gateway_busy"])
+        await eventually(lambda: health_of(api), lambda value: not value["gateway_busy"])
 
 
 async def test_ready(api: Api) -> None:

@@ -56,16 +56,16 @@ class Page(HTMLParser):
         assert not self._open, self._open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         self.tags.add(tag)
-        assert "style" not in given and not any(name.startswith("on") for name in given), (tag, given)
-        if given.get("id"):
-            assert given["id"] not in self.ids, f"{given['id']} twice"
-            self.ids.add(given["id"])
+        assert "style" not in attributes and not any(name.startswith("on") for name in attributes), (tag, attributes)
+        if attributes.get("id"):
+            assert attributes["id"] not in self.ids, f"{attributes['id']} twice"
+            self.ids.add(attributes["id"])
         if tag == "a":
-            self.links.add(given["href"] or "")
-        elif "href" in given or "src" in given:
-            self.loaded.add(given.get("href") or given.get("src") or "")
+            self.links.add(attributes["href"] or "")
+        elif "href" in attributes or "src" in attributes:
+            self.loaded.add(attributes.get("href") or attributes.get("src") or "")
         if tag not in VOID:
             self._open.append(tag)
 
@@ -129,9 +129,9 @@ async def test_openapi_schemas_are_valid(api: Api) -> None:
 
 async def test_openapi_parameters_are_complete(api: Api) -> None:
     for _, path, operation in operations(await document_of(api)):
-        given = [(parameter["in"], parameter["name"]) for parameter in operation["parameters"]]
-        assert len(given) == len(set(given))
-        assert [name for where, name in given if where == "path"] == re.findall(r"{(\w+)}", path)
+        parameters = [(parameter["in"], parameter["name"]) for parameter in operation["parameters"]]
+        assert len(parameters) == len(set(parameters))
+        assert [name for where, name in parameters if where == "path"] == re.findall(r"{(\w+)}", path)
         assert all(p["required"] for p in operation["parameters"] if p["in"] == "path")
 
 

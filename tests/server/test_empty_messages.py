@@ -53,8 +53,8 @@ async def test_blank_message_is_rejected_on_every_route(api: Api, content: Any) 
 async def test_blank_message_is_rejected_over_websocket(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with api.client.ws_connect(f"{api.url}/v1/responses") as socket:
-        for given, param in ((" ", "input"), ([user("")], "input[0].content")):
-            await socket.send_json({"type": "response.create", "input": given})
+        for input_value, param in ((" ", "input"), ([user("")], "input[0].content")):
+            await socket.send_json({"type": "response.create", "input": input_value})
             error = await socket.receive_json()
             assert (error["status"], error["error"]["code"]) == (400, "empty_message")
             assert error["error"]["param"] == param
@@ -75,9 +75,9 @@ async def test_earlier_blank_messages_are_kept(api: Api, path: str, body: Json) 
     api.model.script = [Reply(text="Hello.")]
     async with api.post(path, body) as response:
         await read_json(response)
-    _, *given = api.model.requests[-1].body["messages"]
+    _, *messages = api.model.requests[-1].body["messages"]
     sent = [(m["role"], m["content"] or "") for m in body.get("messages") or body["input"]]
-    assert [(m["role"], m["content"]) for m in given] == sent
+    assert [(m["role"], m["content"]) for m in messages] == sent
 
 
 @pytest.mark.parametrize("content", [[PICTURE], [{"type": "text", "text": ""}, PICTURE]])

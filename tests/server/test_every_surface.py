@@ -98,7 +98,7 @@ async def the_run(api: Api, ended: bool = True) -> Json:
         async with api.get("/v1/runs") as response:
             return list((await read_json(response))["data"])
 
-    [run] = await eventually(look, lambda seen: seen and (not ended or seen[0]["finished_at"]))
+    [run] = await eventually(look, lambda value: value and (not ended or value[0]["finished_at"]))
     return dict(run)
 
 
@@ -143,8 +143,8 @@ async def test_repeated_request_is_one_turn(start: Start, surface: Surface) -> N
 @pytest.mark.parametrize("detached", [False, True], ids=["left", "detached"])
 async def test_turn_of_client_that_leaves(start: Start, surface: Surface, detached: bool) -> None:
     """It is stopped, unless the client has said that it goes on alone."""
-    async with HeldModel(Reply(text=["Hel", "lo."])) as held:
-        api = await start(settings=held.settings, ollama=True)
+    async with HeldModel(Reply(text=["Hel", "lo."])) as held_model:
+        api = await start(settings=held_model.settings, ollama=True)
         headers = {"X-Hermes-Detach": "true"} if detached else {}
         url, sent = api.url + surface.path, {**surface.headers, **headers}
         async with aiohttp.ClientSession(headers=dict(api.client.headers)) as client:
@@ -152,19 +152,19 @@ async def test_turn_of_client_that_leaves(start: Start, surface: Surface, detach
             if surface.streams:
                 async with asking as response:
                     assert response.status == 200
-                    await held.wait_for_request()
+                    await held_model.wait_for_request()
                     response.close()
             else:
                 task = asyncio.create_task(_awaited(asking))
-                await held.wait_for_request()
+                await held_model.wait_for_request()
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
         if detached:
-            held.let_all()
+            held_model.let_all()
         run = await the_run(api)
         assert run["status"] == ("completed" if detached else "cancelled")
-        held.let_all()
+        held_model.let_all()
 
 
 async def _awaited(asking: Any) -> None:
@@ -205,9 +205,9 @@ async def test_turn_can_be_followed_again(start: Start, surface: Surface) -> Non
     run_id = (await the_run(api))["run_id"]
     async with api.get(f"/v1/runs/{run_id}/events") as response:
         whole = await response.text()
-    seen = frames(whole)
-    assert seen[-1].data["event"] == "run.completed"
-    middle = next(frame.id for frame in seen if frame.id is not None)
+    stream_frames = frames(whole)
+    assert stream_frames[-1].data["event"] == "run.completed"
+    middle = next(frame.id for frame in stream_frames if frame.id is not None)
     async with api.get(f"/v1/runs/{run_id}/events", headers={"Last-Event-ID": middle}) as response:
         rest = await response.text()
     assert rest and whole.endswith(rest) and rest != whole

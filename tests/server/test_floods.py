@@ -87,19 +87,19 @@ FLOODS: dict[str, tuple[str, bool, Callable[[], Iterator[bytes]], str]] = {
 @asynccontextmanager
 async def provider(kind: str, is_packed: bool, pieces: Callable[[], Iterator[bytes]]) -> AsyncIterator[str]:
     """Answers the first request as usual, and each further one with the flood."""
-    asked = 0
+    request_count = 0
     answering: set[asyncio.Task[None]] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
+        nonlocal request_count
         answering.add(asyncio.current_task())  # type: ignore[arg-type]
         with closing(writer), suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             await reader.readexactly(int(head.partition("content-length:")[2].split("\r\n")[0] or 0))
             if "/models" in head:
                 return
-            asked += 1
-            floods = asked > 1
+            request_count += 1
+            floods = request_count > 1
             encoding = "Content-Encoding: gzip\r\n" if floods and is_packed else ""
             head = (
                 f"HTTP/1.1 200 OK\r\nContent-Type: {kind if floods else STREAM}\r\n{encoding}Connection: close\r\n\r\n"
@@ -160,9 +160,9 @@ SECONDS, CPU_SHARE_MAX = 4.0, 0.2
 
 
 async def share_of_a_core(pid: int, seconds: float) -> float:
-    began, cpu = time.monotonic(), cpu_s(pid)
+    started_at, cpu = time.monotonic(), cpu_s(pid)
     await asyncio.sleep(seconds)
-    return (cpu_s(pid) - cpu) / (time.monotonic() - began)
+    return (cpu_s(pid) - cpu) / (time.monotonic() - started_at)
 
 
 @pytest.mark.parametrize(

@@ -133,12 +133,12 @@ def test_gateway_serves_until_terminated(number: signal.Signals, home: Home, lau
     command = ("-m", "llama", "--provider", "ollama", "gateway", "run", "--port", "0")
     # Whoever runs the tests may have done so with `nohup`.
     server = launch(*command, umask=0, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
-    answered = server.get("/health")
+    health = server.get("/health")
     code, stderr = server.end(number)
     assert server.line.startswith(
         f"Hermes {hermes.__version__} listening on {server.url} (model ollama/llama, auth open"
     )
-    assert (answered, code, stderr) == (200, 0, "")
+    assert (health, code, stderr) == (200, 0, "")
     assert (state(home)["gateway_state"], is_served(home)) == ("stopped", False)
     files = [path for path in home.path.rglob("*") if path.is_file()]
     assert {home.state_db, home.state_file, home.lock_file} <= set(files)
@@ -156,18 +156,18 @@ def test_second_signal_ends_gateway_immediately(home: Home, launch: Launch) -> N
     with hanging(home, launch) as server:
         server.process.send_signal(signal.SIGTERM)
         until(lambda: state(home)["gateway_state"] == "draining")
-        answered = server.get("/health")
+        health = server.get("/health")
         code, _ = server.end()
-    assert (answered, code) == (200, 130)
+    assert (health, code) == (200, 130)
     assert not is_served(home)
 
 
 def test_startup_failure_is_reported(home: Home) -> None:
     home.config_file.write_text("model: [")
-    done = run_command("gateway", "run", "--port", "0")
-    assert (done.returncode, done.stdout) == (78, "")
-    assert done.stderr.startswith("hermes: config.yaml line 2, column 1: ") and done.stderr.count("\n") <= 2
-    assert "Try: hermes config edit" in done.stderr
+    result = run_command("gateway", "run", "--port", "0")
+    assert (result.returncode, result.stdout) == (78, "")
+    assert result.stderr.startswith("hermes: config.yaml line 2, column 1: ") and result.stderr.count("\n") <= 2
+    assert "Try: hermes config edit" in result.stderr
     assert state(home)["gateway_state"] == "startup_failed"
 
 

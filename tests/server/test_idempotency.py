@@ -81,18 +81,18 @@ async def test_idempotent_stream_is_replayed_frame_by_frame(start: Start, path: 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_hundred_concurrent_idempotent_requests_are_one_run(start: Start, stream: bool) -> None:
-    async with HeldModel(Reply(text=["Hel", "lo."])) as held:
-        api = await start(settings=held.settings)
+    async with HeldModel(Reply(text=["Hel", "lo."])) as held_model:
+        api = await start(settings=held_model.settings)
         tasks = [
             asyncio.ensure_future(post_with_key(api, "/v1/chat/completions", user("hi", stream=stream)))
             for _ in range(100)
         ]
-        await eventually(lambda: asyncio.sleep(0, len(held.requests)), lambda count: count == 1)
-        held.let_all()
+        await eventually(lambda: asyncio.sleep(0, len(held_model.requests)), lambda count: count == 1)
+        held_model.let_all()
         answers = await asyncio.gather(*tasks)
         assert len({answer[1] for answer in answers}) == 1 and {answer[0] for answer in answers} == {200}
         assert sum("Idempotency-Replayed" not in answer[2] for answer in answers) == 1
-        assert len(held.requests) == 1 and (await rows(api))[0] == 1
+        assert len(held_model.requests) == 1 and (await rows(api))[0] == 1
 
 
 async def test_idempotency_key_conflict(start: Start) -> None:
@@ -107,16 +107,16 @@ async def test_idempotency_key_conflict(start: Start) -> None:
 
 
 async def test_idempotent_request_survives_disconnect(start: Start) -> None:
-    async with HeldModel(Reply(text="Hello.")) as held:
-        api = await start(settings=held.settings)
+    async with HeldModel(Reply(text="Hello.")) as held_model:
+        api = await start(settings=held_model.settings)
         task = asyncio.ensure_future(post_with_key(api, "/v1/chat/completions", user("hi")))
-        await eventually(lambda: asyncio.sleep(0, len(held.requests)), lambda count: count == 1)
+        await eventually(lambda: asyncio.sleep(0, len(held_model.requests)), lambda count: count == 1)
         task.cancel()
         await asyncio.wait([task])
-        held.let_all()
+        held_model.let_all()
         status, text, headers = await post_with_key(api, "/v1/chat/completions", user("hi"))
         assert status == 200 and json.loads(text)["choices"][0]["message"]["content"] == "Hello."
-        assert headers["Idempotency-Replayed"] == "true" and len(held.requests) == 1
+        assert headers["Idempotency-Replayed"] == "true" and len(held_model.requests) == 1
 
 
 async def test_idempotent_failed_turn_is_not_repeated(start: Start) -> None:
@@ -134,13 +134,13 @@ async def test_idempotency_key_of_rejected_request_can_be_reused(start: Start) -
 
 
 async def test_idempotency_key_of_busy_session_can_be_reused(start: Start) -> None:
-    async with HeldModel(Reply(text="One."), Reply(text="Two.")) as held:
-        api = await with_session(await start(settings=held.settings, session_wait_seconds=0))
+    async with HeldModel(Reply(text="One."), Reply(text="Two.")) as held_model:
+        api = await with_session(await start(settings=held_model.settings, session_wait_seconds=0))
         async with api.post("/api/sessions/there/chat/stream", {"message": "a"}) as first:
-            await held.wait_for_request()
+            await held_model.wait_for_request()
             status, text, _ = await post_with_key(api, "/api/sessions/there/chat", {"message": "b"})
             assert (status, json.loads(text)["error"]["code"]) == (409, "session_busy")
-            held.let_all()
+            held_model.let_all()
             await first.read()
         status, _, headers = await post_with_key(api, "/api/sessions/there/chat", {"message": "b"})
         assert status == 200 and "Idempotency-Replayed" not in headers
@@ -154,9 +154,9 @@ async def test_invalid_idempotency_key_is_rejected(start: Start, key: str) -> No
 
 
 async def test_idempotent_answers_survive_restart(start: Start) -> None:
-    one = await start(Reply(text="Hi."))
-    first = await post_with_key(one, "/v1/chat/completions", user("hi"))
-    await one.app.close()
+    started = await start(Reply(text="Hi."))
+    first = await post_with_key(started, "/v1/chat/completions", user("hi"))
+    await started.app.close()
     other = await start(Reply(text="never"))
     again = await post_with_key(other, "/v1/chat/completions", user("hi"))
     assert again[:2] == first[:2] and again[2]["Idempotency-Replayed"] == "true"

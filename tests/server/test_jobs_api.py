@@ -144,11 +144,11 @@ async def test_job_pause_and_resume_are_idempotent(api: Api, action: str, state:
     if action == "resume":
         async with api.post(f"{JOBS}/{job['id']}/pause") as response:
             await read_json(response)
-    seen = []
+    jobs = []
     for _ in range(2):
         async with api.post(f"{JOBS}/{job['id']}/{action}") as response:
-            seen.append((await read_json(response))["job"])
-    assert seen[0] == seen[1] and seen[0]["state"] == state
+            jobs.append((await read_json(response))["job"])
+    assert jobs[0] == jobs[1] and jobs[0]["state"] == state
 
 
 async def test_job_script_effort_and_continuity_can_be_cleared(api: Api) -> None:
@@ -206,27 +206,27 @@ async def test_job_delete(api: Api) -> None:
 
 
 async def test_job_run_now_starts_one_run(start: Start) -> None:
-    async with HeldModel(Reply(text="Hi.")) as held:
-        await _runs_once(await start(settings=held.settings), held)
+    async with HeldModel(Reply(text="Hi.")) as held_model:
+        await _runs_once(await start(settings=held_model.settings), held_model)
 
 
-async def _runs_once(api: Api, held: HeldModel) -> None:
+async def _runs_once(api: Api, held_model: HeldModel) -> None:
     job = await create_job(api, session_id="diary")
     async with api.post(f"{JOBS}/{job['id']}/run") as response:
-        began = await read_json(response, 202)
-    assert began["job"]["last_status"] == "running" and began["job"]["last_run_id"] == began["run_id"]
+        body = await read_json(response, 202)
+    assert body["job"]["last_status"] == "running" and body["job"]["last_run_id"] == body["run_id"]
     async with api.post(f"{JOBS}/{job['id']}/run") as response:
-        assert began["run_id"] in (await read_error(response, 409, "job_running"))["message"]
-    held.let_all()
+        assert body["run_id"] in (await read_error(response, 409, "job_running"))["message"]
+    held_model.let_all()
 
     async def shown() -> Json:
-        async with api.get(f"/v1/runs/{began['run_id']}") as response:
+        async with api.get(f"/v1/runs/{body['run_id']}") as response:
             return await read_json(response)
 
     run = await eventually(shown, lambda run: run["finished_at"])
     assert (run["kind"], run["status"], run["session_id"]) == ("job", "completed", "diary")
     async with api.get(f"{JOBS}/{job['id']}/runs") as response:
-        assert [item["run_id"] for item in (await read_json(response))["data"]] == [began["run_id"]]
+        assert [item["run_id"] for item in (await read_json(response))["data"]] == [body["run_id"]]
     other = await create_job(api)
     async with api.get(f"{JOBS}/{other['id']}/runs") as response:
         assert (await read_json(response))["data"] == []
@@ -250,9 +250,9 @@ async def test_job_run_now_is_idempotent(start: Start) -> None:
     job = await create_job(api)
     for _ in range(2):
         async with api.post(f"{JOBS}/{job['id']}/run", headers={"Idempotency-Key": "k"}) as response:
-            began = await read_json(response, 202)
+            body = await read_json(response, 202)
     claimed = api.app.store.blocking.engine.read(lambda tx: tx.rows("SELECT run_id FROM idempotency"))
-    assert [row[0] for row in claimed] == [began["run_id"]]
+    assert [row[0] for row in claimed] == [body["run_id"]]
 
 
 async def test_server_runs_due_jobs(start: Start) -> None:
@@ -260,8 +260,8 @@ async def test_server_runs_due_jobs(start: Start) -> None:
     job = await create_job(api)
     await api.app.store.jobs.update(job["id"], next_run_at=time.time() - 1)
     api.app.serve()
-    done = await eventually(lambda: get_job(api, job), lambda value: value["last_status"] == "completed")
-    assert done["repeat"]["completed"] == 1 and done["next_run_at"] > time.time()
+    result = await eventually(lambda: get_job(api, job), lambda value: value["last_status"] == "completed")
+    assert result["repeat"]["completed"] == 1 and result["next_run_at"] > time.time()
 
 
 async def test_disabled_jobs_are_503(start: Start) -> None:

@@ -121,11 +121,11 @@ async def test_every_route_requires_key_scope_and_owner(two: Two, route: Route) 
     for scope in ALL:
         status, error, headers = await called(api, route, f"{NARROW}-{scope}", ids)
         ways = [way.split() for way in ({"any": scope}.get(str(route.scope), str(route.scope))).split("|")]
-        missing = [one for one in ways[0] if one != scope]
+        missing = [granted for granted in ways[0] if granted != scope]
         allowed = [scope] in ways
         assert (error.get("code") == "insufficient_scope") is not allowed
         if not allowed:
-            assert status == 403 and all(f"'{one}'" in error["message"] for one in missing)
+            assert status == 403 and all(f"'{missing_scope}'" in error["message"] for missing_scope in missing)
             assert f"'{scope}'" not in error["message"]
             assert headers["WWW-Authenticate"] == f'Bearer error="insufficient_scope", scope="{" ".join(ways[0])}"'
     if "{" in route.path and route.name != "model" and route.scope != "admin":
@@ -160,27 +160,29 @@ async def test_run_is_visible_under_scope_of_its_route_or_runs(start: Start, kin
     path, body, own = KINDS[kind]
     sets = {"all": ALL, "runs": ["runs"], "chat": ["chat"], "jobs": ["jobs"], "sessions": ["sessions:write"]}
     sets |= {"talker": ["chat", "sessions:write"], "reader": ["sessions:read"]}
-    async with HeldModel(Reply(text="Hi, all of you.")) as held:
+    async with HeldModel(Reply(text="Hi, all of you.")) as held_model:
         keys = [{"name": "anna", "key": ANNA, "scopes": ALL}]
-        api = await start(settings=held.settings, keys=keys)
+        api = await start(settings=held_model.settings, keys=keys)
         anna: Json = {"headers": bearer(ANNA)}
         async with api.post("/api/sessions", {"id": "mine"}, **anna) as response:
             await read_json(response, 201)
         if kind == "job":
             async with api.post("/api/jobs", {"schedule": "1d", "prompt": "hi"}, **anna) as response:
                 path = path.format(job_id=(await read_json(response, 201))["job"]["id"])
-        async with api.post(path, body, **anna) as began:
-            await held.wait_for_request()
+        async with api.post(path, body, **anna) as first_response:
+            await held_model.wait_for_request()
             [record] = await api.app.engine.list(owner="anna")
             run_id = record.spec.run_id
             assert record.spec.kind == kind
             for scopes in sets.values():
                 # The same owner, with fewer scopes: what belongs to others is not there at all.
-                [key] = [one for one in api.context.keyring.keys if one.owner == "anna"]
+                [key] = [key for key in api.context.keyring.keys if key.owner == "anna"]
                 narrow = dataclasses.replace(key, scopes=frozenset(scopes))
-                api.context.keyring.keys = [one if one is not key else narrow for one in api.context.keyring.keys]
+                api.context.keyring.keys = [
+                    other_key if other_key is not key else narrow for other_key in api.context.keyring.keys
+                ]
                 covered = "runs" in scopes or (bool(own) and set(own) <= set(scopes))
-                for method, rest, given, fine in (
+                for method, rest, payload, fine in (
                     ("GET", "", None, 200),
                     ("POST", "/steer", {"text": "x"}, 202),
                     ("POST", "/approval", {"choice": "once"}, 409),
@@ -189,7 +191,7 @@ async def test_run_is_visible_under_scope_of_its_route_or_runs(start: Start, kin
                     ("HEAD", "/events", None, 200),
                 ):
                     async with api.client.request(
-                        method, f"{api.url}/v1/runs/{run_id}{rest}", json=given, **anna
+                        method, f"{api.url}/v1/runs/{run_id}{rest}", json=payload, **anna
                     ) as answer:
                         assert answer.status == (fine if covered else 403), (scopes, method, rest)
                 async with api.get("/v1/runs", **anna) as answer:
@@ -198,15 +200,15 @@ async def test_run_is_visible_under_scope_of_its_route_or_runs(start: Start, kin
                     else:
                         listed = [run["run_id"] for run in (await read_json(answer))["data"]]
                         assert listed == ([run_id] if covered else [])
-                        async with api.get(f"/v1/runs?kind={kind}", **anna) as asked:
-                            assert len((await read_json(asked))["data"]) == len(listed)
-            held.let_all()
-            await began.read()
+                        async with api.get(f"/v1/runs?kind={kind}", **anna) as list_response:
+                            assert len((await read_json(list_response))["data"]) == len(listed)
+            held_model.let_all()
+            await first_response.read()
 
 
 async def test_session_chat_requires_sessions_scope(start: Start) -> None:
     scopes = {"talker": ["chat"], "keeper": ["sessions:read", "sessions:write"], "both": ["chat", "sessions:write"]}
-    keys = [{"name": name, "key": f"{NARROW}-{name}", "scopes": given} for name, given in scopes.items()]
+    keys = [{"name": name, "key": f"{NARROW}-{name}", "scopes": granted} for name, granted in scopes.items()]
     api = await start(*[Reply(text="Hi.")] * 5, keys=keys)
     for name in ("keeper", "both"):
         async with api.post("/api/sessions", {"id": name}, headers=bearer(f"{NARROW}-{name}")) as response:
@@ -276,7 +278,7 @@ async def test_key_toolsets_and_models_are_shown_and_enforced(start: Start) -> N
     async with api.get("/v1/models", **more) as response:
         assert [model["id"] for model in (await read_json(response))["data"]] == ["fast"]
     async with api.get("/v1/toolsets", **more) as response:
-        assert [one["name"] for one in (await read_json(response))["data"] if one["available"]] == ["todo"]
+        assert [run["name"] for run in (await read_json(response))["data"] if run["available"]] == ["todo"]
     async with api.get("/v1/capabilities", **more) as response:
         auth = (await read_json(response))["auth"]
     assert (auth["owner"], auth["scopes"], auth["required"]) == ("narrow", ["chat", "runs"], True)
@@ -296,29 +298,29 @@ async def test_key_toolsets_and_models_are_shown_and_enforced(start: Start) -> N
 
 
 async def test_key_concurrency_limit(start: Start) -> None:
-    async with HeldModel(Reply(text="Hi."), Reply(text="Hi.")) as held:
+    async with HeldModel(Reply(text="Hi."), Reply(text="Hi.")) as held_model:
         keys = [{**KEYS[0], "max_concurrent": 1}, KEYS[1]]
-        api = await start(settings=held.settings, keys=keys)
+        api = await start(settings=held_model.settings, keys=keys)
         more: Json = {"headers": bearer(ANNA)}
         async with api.post("/v1/runs", {"input": "hi"}, **more) as response:
             await read_json(response, 202)
-        await eventually(lambda: asyncio.sleep(0, len(held.requests)), lambda count: count == 1)
+        await eventually(lambda: asyncio.sleep(0, len(held_model.requests)), lambda count: count == 1)
         async with api.post("/v1/chat/completions", user("hi"), **more) as response:
             assert "1 turns of 'anna'" in (await read_error(response, 429, "rate_limit_exceeded"))["message"]
         async with api.post("/v1/runs", {"input": "hi"}, headers=bearer(BEN)) as response:
             await read_json(response, 202)
-        held.let_all()
+        held_model.let_all()
 
 
 async def test_key_request_rate_limit(start: Start) -> None:
     api = await start(keys=[{**KEYS[0], "requests_per_minute": 3}])
-    for left in (2, 1, 0):
+    for remaining in (2, 1, 0):
         async with api.get("/v1/models", headers=bearer(ANNA)) as response:
             await read_json(response)
             told_of = {
                 name: response.headers[f"x-ratelimit-{name}-requests"] for name in ("limit", "remaining", "reset")
             }
-        assert (told_of["limit"], told_of["remaining"]) == ("3", str(left)) and re.fullmatch(
+        assert (told_of["limit"], told_of["remaining"]) == ("3", str(remaining)) and re.fullmatch(
             r"\d+\.\ds", told_of["reset"]
         )
     async with api.get("/v1/models", headers=bearer(ANNA)) as response:

@@ -27,7 +27,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def photos(count: int = 4, size: int = PHOTO_BYTES) -> list[str]:
     """Data URLs of images, each another one."""
     images = (PNG + bytes([number]) * size for number in range(count))
-    return [f"data:image/png;base64,{base64.b64encode(one).decode()}" for one in images]
+    return [f"data:image/png;base64,{base64.b64encode(image).decode()}" for image in images]
 
 
 def parts(urls: list[str]) -> list[Json]:
@@ -135,41 +135,41 @@ async def ask(api: Api) -> RawAnswer:
 
 
 async def test_large_bodies_wait_on_disk(start: Start) -> None:
-    async with HeldModel(*[Reply(text="Fine.", continues=False)] * 3) as held:
-        api = await start(settings=held.settings)
+    async with HeldModel(*[Reply(text="Fine.", continues=False)] * 3) as held_model:
+        api = await start(settings=held_model.settings)
         api.context.body_memory = Budget(5_000_000)
         asking = [asyncio.create_task(ask(api)) for _ in range(3)]
-        await held.wait_for_request(2)
+        await held_model.wait_for_request(2)
         memory = api.context.body_memory
 
         async def waiting() -> int:
             return len(memory._waiting)
 
         await eventually(waiting, lambda count: count == 1)
-        assert len(held.requests) == 2
-        held.let_all()
+        assert len(held_model.requests) == 2
+        held_model.let_all()
         assert [answer.status for answer in await asyncio.gather(*asking)] == [200, 200, 200]
         assert memory._used == 0
 
 
 async def test_large_body_without_memory_in_time_is_rejected(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_bodies.limits, "BODIES_WAIT_S_MAX", 0.05)
-    async with HeldModel(*[Reply(text="Fine.", continues=False)] * 2) as held:
-        api = await start(settings=held.settings)
+    async with HeldModel(*[Reply(text="Fine.", continues=False)] * 2) as held_model:
+        api = await start(settings=held_model.settings)
         api.context.body_memory = Budget(3_000_000)
         first = asyncio.create_task(ask(api))
-        await held.wait_for_request()
+        await held_model.wait_for_request()
         late = await ask(api)
         assert late.status == 429 and late.json["error"]["code"] == "rate_limit_exceeded"
         assert late.headers["Retry-After"] and late.headers["x-should-retry"] == "true"
-        held.let_all()
+        held_model.let_all()
         assert (await first).status == 200
         assert (await ask(api)).status == 200
 
 
 async def test_websocket_releases_body_memory(start: Start) -> None:
-    async with HeldModel(Reply(text="Fine.")) as held:
-        api = await start(settings=held.settings)
+    async with HeldModel(Reply(text="Fine.")) as held_model:
+        api = await start(settings=held_model.settings)
         memory = api.context.body_memory = Budget(5_000_000)
 
         async def used() -> int:

@@ -50,8 +50,8 @@ async def unended(api: Api) -> list[Any]:
 async def test_disconnect_during_run_submission_continues_run(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.model.script = [Reply(text="Hello.")]
     spec, engine = RunSpec("hi", "hall"), api.app.engine
-    held = HeldCall(monkeypatch, type(api.app.store.runs), "append")
-    await held.leave(asyncio.create_task(engine.submit(spec)))
+    held_call = HeldCall(monkeypatch, type(api.app.store.runs), "append")
+    await held_call.leave(asyncio.create_task(engine.submit(spec)))
     record: Any = await eventually(lambda: engine.get(spec.run_id), lambda value: value and value.state.ended)
     assert record.state.status == "completed"
     await eventually(lambda: asyncio.sleep(0, engine.live(spec.run_id)), lambda live: live is None)
@@ -63,7 +63,7 @@ async def test_disconnect_during_first_response_store(
     api: Api, monkeypatch: pytest.MonkeyPatch, body: Json, headers: dict[str, str]
 ) -> None:
     api.model.script = [Reply(text="Hello.")]
-    held, handling = HeldCall(monkeypatch, type(api.context.stored_responses), "put"), list[asyncio.Task[Any]]()
+    held_call, handling = HeldCall(monkeypatch, type(api.context.stored_responses), "put"), list[asyncio.Task[Any]]()
     prepare = responses.prepare
 
     async def prepared(*args: Any) -> Any:
@@ -75,7 +75,7 @@ async def test_disconnect_during_first_response_store(
         api.client.post(f"{api.url}/v1/responses", json={"input": "hi", **body}, headers=headers)
     )
     await eventually(lambda: asyncio.sleep(0, handling))
-    await held.leave(handling[0])
+    await held_call.leave(handling[0])
     asking.cancel()
     await eventually(api.context.stored_responses.unfinished, lambda value: not value)
     await eventually(lambda: unended(api), lambda value: not value)
@@ -87,7 +87,7 @@ async def test_disconnect_during_first_response_store(
 
 async def test_disconnect_during_idempotency_claim(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.model.script = [Reply(text="Hello.")]
-    held, handling = HeldCall(monkeypatch, type(api.app.store.idempotency), "claim"), list[asyncio.Task[Any]]()
+    held_call, handling = HeldCall(monkeypatch, type(api.app.store.idempotency), "claim"), list[asyncio.Task[Any]]()
     whole = IdempotentExecutor.answer
 
     async def answered(*args: Any) -> Any:
@@ -104,7 +104,7 @@ async def test_disconnect_during_idempotency_claim(api: Api, monkeypatch: pytest
 
     asking = asyncio.create_task(ask())
     await eventually(lambda: asyncio.sleep(0, handling))
-    await held.leave(handling[0])
+    await held_call.leave(handling[0])
     asking.cancel()
     assert await ask() == (200, "Hello.")
     assert len(await api.app.engine.list()) == 1

@@ -94,8 +94,8 @@ async def test_ask_begins_and_continues_a_session(start: Start, era: str) -> Non
 async def test_sessions_are_listed_searched_and_read(start: Start, era: str) -> None:
     api = await start(Reply(text="The melon is in the shed."))
     async with connected(api, era) as client:
-        asked = await called(client, "ask", message="Where is the melon?")
-        session_id = asked["session_id"]
+        result = await called(client, "ask", message="Where is the melon?")
+        session_id = result["session_id"]
         listed = await called(client, "list_sessions", limit=5)
         assert [session["id"] for session in listed["data"]] == [session_id] and not listed["has_more"]
         run = await called(client, "search_sessions", q="shed")
@@ -209,15 +209,15 @@ async def test_missing_scope_is_refused(start: Start, era: str) -> None:
 async def test_session_of_another_owner_is_not_there(start: Start, era: str) -> None:
     api = await start(Reply(text="The melon is in the shed."), keys=KEYS)
     async with connected(api, era, ANNA) as anna, connected(api, era, BEN) as ben:
-        asked = await called(anna, "ask", message="Where is the melon?")
-        session_id = asked["session_id"]
+        run = await called(anna, "ask", message="Where is the melon?")
+        session_id = run["session_id"]
         assert (await called(ben, "list_sessions"))["data"] == []
         assert (await called(ben, "search_sessions", q="melon"))["data"] == []
         assert (await ben.list_resources()).resources == []
         for name, arguments, code in (
             ("ask", {"message": "hi", "session_id": session_id}, "session_not_found"),
             ("read_session", {"session_id": session_id}, "session_not_found"),
-            ("run_status", {"run_id": asked["run_id"]}, "run_not_found"),
+            ("run_status", {"run_id": run["run_id"]}, "run_not_found"),
             ("schedule", {"schedule": "1h", "prompt": "x", "session_id": session_id}, "session_not_found"),
         ):
             assert (await failed(ben, name, **arguments))["code"] == code

@@ -74,14 +74,14 @@ async def test_refused_change_of_memory_changes_nothing(
 ) -> None:
     before = [{"action": "add", "content": "one"}, {"action": "add", "content": "three"}]
     await changed(api, "memory", *before)
-    given = (
+    all_operations = (
         [{"action": "add", "content": "new"}, *operations]
         if isinstance(operations, list) and operations
         else operations
     )
     if param == "operations[0].action":
         param = "operations[1].action"
-    async with api.patch(f"{MEMORY}/memory", {"operations": given}) as response:
+    async with api.patch(f"{MEMORY}/memory", {"operations": all_operations}) as response:
         error = await read_error(response, 400, code)
     if param is not None:
         assert error["param"] == param

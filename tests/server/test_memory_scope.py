@@ -66,9 +66,9 @@ async def test_memory_scope_user_without_session_key(
     start: Start, home_folder: Path, route: str, body: Json, headers: Json, key: str | None
 ) -> None:
     api = await start(memory_scope="user")
-    answered = await remember(api, route, body, headers)
+    headers_sent = await remember(api, route, body, headers)
     assert remembered(home_folder) == ["." if key is None else scope("default", key)]
-    assert answered.get(SESSION_KEY) == (headers.get(SESSION_KEY) if route != "websocket" else None)
+    assert headers_sent.get(SESSION_KEY) == (headers.get(SESSION_KEY) if route != "websocket" else None)
 
 
 async def test_memory_scope_defaults_to_key(api: Api, home_folder: Path) -> None:

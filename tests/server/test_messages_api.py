@@ -64,16 +64,16 @@ async def read_messages_error(
     return error
 
 
-def kinds(seen: list[Frame]) -> list[str]:
-    for frame in seen:
+def kinds(frames: list[Frame]) -> list[str]:
+    for frame in frames:
         assert frame.data["type"] == frame.event
-    return [str(frame.event) for frame in seen if frame.event != "ping"]
+    return [str(frame.event) for frame in frames if frame.event != "ping"]
 
 
-def accumulated(seen: list[Frame]) -> Json:
+def accumulated(frames: list[Frame]) -> Json:
     """The message that the events of a stream come to, as a client puts it together."""
     message: Json = {}
-    for frame in seen:
+    for frame in frames:
         data = frame.data
         if frame.event == "message_start":
             message = data["message"]
@@ -128,14 +128,14 @@ async def test_message_answer(api: Api) -> None:
 
 async def test_stream_is_the_same_message(api: Api) -> None:
     api.model.script = [Reply(text=["Hel", "lo, ", "Wörld\n"])]
-    seen = await streamed(api, user())
-    assert set(kinds(seen)) == {"message_start", "content_block_start", "content_block_delta", "content_block_stop",
+    events = await streamed(api, user())
+    assert set(kinds(events)) == {"message_start", "content_block_start", "content_block_delta", "content_block_stop",
                                 "message_delta", "message_stop"}  # fmt: skip
-    assert (kinds(seen)[0], kinds(seen)[-1], seen[1].event) == ("message_start", "message_stop", "ping")
-    message = accumulated(seen)
+    assert (kinds(events)[0], kinds(events)[-1], events[1].event) == ("message_start", "message_stop", "ping")
+    message = accumulated(events)
     assert message["content"] == [{"type": "text", "text": "Hello, Wörld\n"}]
     assert (message["stop_reason"], message["usage"]["output_tokens"]) == ("end_turn", 5)
-    numbers = [int(frame.id or 0) for frame in seen if frame.event != "ping"]
+    numbers = [int(frame.id or 0) for frame in events if frame.event != "ping"]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
@@ -172,10 +172,10 @@ async def test_stop_sequence_is_a_stop_reason(start: Start, mode: str, stream: b
 async def test_messages_of_a_turn_are_blocks(api: Api) -> None:
     api.model.script = [Reply(text="Let me look.", tool_calls=[TODO]), Reply(text="Tea."), Reply(text="Yes.")]
     question = user("what?")
-    seen = await streamed(api, question)
-    blocks = accumulated(seen)["content"]
+    events = await streamed(api, question)
+    blocks = accumulated(events)["content"]
     assert blocks == [{"type": "text", "text": "Let me look."}, {"type": "text", "text": "Tea."}]
-    assert not [frame for frame in seen if str(frame.event).startswith("hermes")]
+    assert not [frame for frame in events if str(frame.event).startswith("hermes")]
     again = [*question["messages"], {"role": "assistant", "content": blocks}, {"role": "user", "content": "sure?"}]
     await ask(api, {**question, "messages": again})
     # The session is found, and with it what the server's own tool did.
@@ -185,8 +185,8 @@ async def test_messages_of_a_turn_are_blocks(api: Api) -> None:
 
 async def test_server_tools_are_told_to_clients_that_skip_unknown_events(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Tea.")] * 2
-    seen = await streamed(api, user(), {**VERSION, "User-Agent": "curl/8.0"})
-    statuses = [frame.data["status"] for frame in seen if frame.event == "hermes.tool.progress"]
+    events = await streamed(api, user(), {**VERSION, "User-Agent": "curl/8.0"})
+    statuses = [frame.data["status"] for frame in events if frame.event == "hermes.tool.progress"]
     assert statuses == ["running", "completed"]
     in_pings = await streamed(api, user(), {**VERSION, "X-Hermes-Tool-Progress": "chunk"})
     pings = [frame.data["hermes"]["tool_progress"] for frame in in_pings if "hermes" in frame.data]
@@ -222,8 +222,8 @@ EFFORTS: list[tuple[Json, str | None]] = [
 
 @pytest.mark.parametrize(("fields", "effort"), EFFORTS)
 def test_thinking_sets_the_effort(fields: Json, effort: str | None) -> None:
-    asked = msgspec.convert(user(**fields), MessagesRequest)
-    assert parameters(asked).reasoning_effort == effort
+    request = msgspec.convert(user(**fields), MessagesRequest)
+    assert parameters(request).reasoning_effort == effort
 
 
 async def test_prefilled_answer_is_continued(api: Api) -> None:
@@ -444,15 +444,15 @@ async def test_failed_turn(api: Api) -> None:
     async with api.post(MESSAGES, user()) as response:
         error = await read_messages_error(response, 502, "api_error", "provider_unavailable")
         assert error["hermes"]["failed"] is True and response.headers["x-should-retry"] == "false"
-    seen = await streamed(api, user())
-    assert kinds(seen) == ["message_start", "error"]
-    assert (seen[-1].data["error"]["type"], seen[-1].data["error"]["code"]) == ("api_error", "provider_unavailable")
+    events = await streamed(api, user())
+    assert kinds(events) == ["message_start", "error"]
+    assert (events[-1].data["error"]["type"], events[-1].data["error"]["code"]) == ("api_error", "provider_unavailable")
 
 
 async def test_failure_after_text_is_an_error(api: Api) -> None:
     api.model.script = [Reply(text=["Hel", "lo"], error_event={"message": "Broken."})] * 2
-    seen = await streamed(api, user())
-    assert kinds(seen)[-2:] == ["content_block_stop", "error"]
+    events = await streamed(api, user())
+    assert kinds(events)[-2:] == ["content_block_stop", "error"]
     async with api.post(MESSAGES, user(), headers=VERSION) as response:
         assert response.status >= 500
         assert (await response.json())["type"] == "error"
@@ -460,8 +460,8 @@ async def test_failure_after_text_is_an_error(api: Api) -> None:
 
 async def test_flags_of_a_cut_answer_are_the_same_in_a_stream(api: Api) -> None:
     api.model.script = [Reply(text="Hel", finish="length")] * 2
-    plain, seen = await ask(api, user()), await streamed(api, user())
-    [delta] = [frame.data for frame in seen if frame.event == "message_delta"]
+    plain, events = await ask(api, user()), await streamed(api, user())
+    [delta] = [frame.data for frame in events if frame.event == "message_delta"]
     assert delta["hermes"] == plain["hermes"] and (plain["hermes"]["partial"], plain["hermes"]["failed"]) == (
         True,
         False,
@@ -587,13 +587,13 @@ async def test_stream_is_resumed_by_its_owner_while_it_is_stored(start: Start) -
 
 
 async def test_running_stream_is_followed_after_a_disconnect(start: Start) -> None:
-    async with HeldModel(Reply(text=["one ", "two ", "three"])) as held:
-        api = await start(settings={**held.settings, "agent": {"delta_window_ms": 0, "api_max_retries": 0}})
+    async with HeldModel(Reply(text=["one ", "two ", "three"])) as held_model:
+        api = await start(settings={**held_model.settings, "agent": {"delta_window_ms": 0, "api_max_retries": 0}})
         headers = {**VERSION, "X-Hermes-Detach": "true"}
         async with api.post(MESSAGES, user("go", stream=True), headers=headers) as response:
             run_id = response.headers["X-Hermes-Run-Id"]
         async with api.get(f"{MESSAGES}/{run_id.replace('run_', 'msg_')}") as response:
-            held.let_all()
+            held_model.let_all()
             message = accumulated(frames(await response.text()))
     assert message["content"] == [{"type": "text", "text": "one two three"}]
     assert message["stop_reason"] == "end_turn"
@@ -619,10 +619,10 @@ async def test_approval_is_asked_for_in_the_stream(start: Start) -> None:
         text = ""
         while "hermes.approval.request" not in text or not text.endswith("\n\n"):
             text += (await response.content.readany()).decode()
-        asked = next(frame for frame in frames(text) if frame.event == "hermes.approval.request")
-        path = f"/v1/runs/{asked.data['run_id']}/approval"
-        async with api.post(path, {"choice": "deny"}) as answered:
-            assert answered.status == 200
+        frame = next(frame for frame in frames(text) if frame.event == "hermes.approval.request")
+        path = f"/v1/runs/{frame.data['run_id']}/approval"
+        async with api.post(path, {"choice": "deny"}) as approval_response:
+            assert approval_response.status == 200
         rest = await response.text()
     assert "message_stop" in rest
 

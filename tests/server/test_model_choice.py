@@ -347,7 +347,7 @@ async def test_model_rejection_reveals_nothing_of_foreign_session(
 async def test_models_list_respects_key_ceiling(two: Callable[..., Awaitable[Two]]) -> None:
     served = await two(models=["fast", "second/deeper"])
     async with served.api.get("/v1/models") as response:
-        rows = [(one["id"], one["root"], one["parent"]) for one in (await read_json(response))["data"]]
+        rows = [(model["id"], model["root"], model["parent"]) for model in (await read_json(response))["data"]]
     assert rows == [
         ("hermes-agent", "hermes-agent", None),
         ("far", "deep", "hermes-agent"),
@@ -356,7 +356,7 @@ async def test_models_list_respects_key_ceiling(two: Callable[..., Awaitable[Two
         ("second/deeper", "deeper", None),
     ]
     async with served.api.get("/v1/models", headers=bearer(LIMITED)) as response:
-        assert [one["id"] for one in (await read_json(response))["data"]] == ["fast", "second/deeper"]
+        assert [model["id"] for model in (await read_json(response))["data"]] == ["fast", "second/deeper"]
     async with served.api.get("/v1/models/second/deeper", headers=bearer(LIMITED)) as response:
         assert (await read_json(response))["id"] == "second/deeper"
     async with served.api.get("/v1/models/second/deep", headers=bearer(LIMITED)) as response:

@@ -60,7 +60,7 @@ async def test_providers_are_listed_with_whether_there_is_a_key(start: Start, mo
     monkeypatch.setenv("OPENROUTER_API_KEY", "sk-or-0123456789abcdef")
     api = await start(settings={"providers": {"mine": {"base_url": "http://127.0.0.1:9/v1", "api_key": NEW_KEY}}})
     async with api.get(f"{MODEL}/providers") as response:
-        providers = {one["name"]: one for one in (await read_json(response))["data"]}
+        providers = {provider["name"]: provider for provider in (await read_json(response))["data"]}
         assert NEW_KEY not in await response.text()
     assert (providers["openrouter"]["needs_key"], providers["openrouter"]["has_key"]) == (True, True)
     assert (providers["groq"]["has_key"], providers["groq"]["key_env"]) == (False, "GROQ_API_KEY")
@@ -82,9 +82,12 @@ async def test_model_is_tried_then_used(api: Api, other: ModelServer, home_folde
     assert (home_folder / "config.yaml").read_bytes() == before
     assert other.requests[-1].headers["Authorization"] == f"Bearer {NEW_KEY}"
     async with api.post(MODEL, body) as response:
-        done = await read_json(response)
+        payload = await read_json(response)
         assert NEW_KEY not in await response.text()
-    assert done["written"] is True and (done["status"]["base_url"], done["status"]["model"]) == (address, "small")
+    assert payload["written"] is True and (payload["status"]["base_url"], payload["status"]["model"]) == (
+        address,
+        "small",
+    )
     model = file_of(home_folder)["model"]
     assert (model["default"], model["base_url"], model.get("provider")) == ("small", address, None)
     assert NEW_KEY not in (home_folder / "config.yaml").read_text() and NEW_KEY in (home_folder / ".env").read_text()
@@ -95,8 +98,8 @@ async def test_model_is_tried_then_used(api: Api, other: ModelServer, home_folde
 
 async def test_model_is_chosen_where_none_is_named(api: Api, other: ModelServer) -> None:
     async with api.post(MODEL, {"base_url": f"{other.url}/v1"}) as response:
-        done = await read_json(response)
-    assert done["test"]["model"] in ("small", "large")
+        body = await read_json(response)
+    assert body["test"]["model"] in ("small", "large")
     assert "Authorization" not in other.requests[-1].headers, "a key goes only to the address it was given for"
 
 
@@ -110,8 +113,8 @@ async def test_model_that_does_not_answer_changes_nothing(api: Api, other: Model
     assert (home_folder / "config.yaml").read_bytes() == before
     other.script = [Reply(status=401, error={"error": {"message": "no"}})]
     async with api.post(MODEL, {**body, "anyway": True}) as response:
-        done = await read_json(response)
-    assert done["written"] is True and done["test"]["error"]
+        payload = await read_json(response)
+    assert payload["written"] is True and payload["test"]["error"]
     assert file_of(home_folder)["model"]["default"] == "small"
 
 
@@ -162,6 +165,6 @@ async def test_what_the_environment_decides_is_not_written(start: Start, other: 
 async def test_back_to_the_embedded_model(start: Start, home_folder: Path) -> None:
     api = await start(settings={"local": {"context": 1024}})
     async with api.post(MODEL, {"provider": "local", "anyway": True}) as response:
-        done = await read_json(response)
-    assert done["written"] and done["status"]["embedded"] and done["test"]["error"]
+        body = await read_json(response)
+    assert body["written"] and body["status"]["embedded"] and body["test"]["error"]
     assert file_of(home_folder)["model"] == {"provider": "local"}

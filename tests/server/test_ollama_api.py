@@ -78,9 +78,9 @@ async def test_models_are_found(api: Api) -> None:
     assert loaded.items() >= model.items() and loaded["expires_at"] > model["modified_at"]
     for fields in ({"model": "hermes-agent:latest"}, {"name": "hermes-agent"}):
         async with api.post("/api/show", fields) as response:
-            shown = await response.json()
-        assert {"completion", "tools"} <= set(shown["capabilities"])
-        assert shown["model_info"]["hermes.context_length"] > 1000
+            body = await response.json()
+        assert {"completion", "tools"} <= set(body["capabilities"])
+        assert body["model_info"]["hermes.context_length"] > 1000
     async with api.post("/api/show", {"model": "gone"}) as response:
         await read_ollama_error(response, 404, "model_not_found")
     async with api.post("/api/show", {}) as response:

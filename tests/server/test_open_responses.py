@@ -47,12 +47,12 @@ async def streamed(api: Api, **body: Any) -> list[Json]:
         return checked(await stream_of(response))
 
 
-def checked(seen: list[Frame]) -> list[Json]:
+def checked(frames: list[Frame]) -> list[Json]:
     """The events of a stream that is as the specification wants it."""
-    assert seen[-1].data == "[DONE]", "the last event is the literal [DONE]"
-    events = [frame.data for frame in seen[:-1]]
-    assert [frame.event for frame in seen[:-1]] == [event["type"] for event in events]
-    assert all(frame.id is None for frame in seen)
+    assert frames[-1].data == "[DONE]", "the last event is the literal [DONE]"
+    events = [frame.data for frame in frames[:-1]]
+    assert [frame.event for frame in frames[:-1]] == [event["type"] for event in events]
+    assert all(frame.id is None for frame in frames)
     check_events(events)
     return events
 

@@ -64,19 +64,19 @@ def output_text(body: Json) -> str:
     return str(body["output"][-1]["content"][0]["text"])
 
 
-def response_of(seen: list[Frame]) -> Json:
-    data = [frame.data for frame in seen if isinstance(frame.data, dict)]
-    [done] = [one["text"] for one in data if one["type"] == "response.output_text.done"]
-    assert "".join(one["delta"] for one in data if one["type"] == "response.output_text.delta") == done
+def response_of(frames: list[Frame]) -> Json:
+    data = [frame.data for frame in frames if isinstance(frame.data, dict)]
+    [text] = [item["text"] for item in data if item["type"] == "response.output_text.done"]
+    assert "".join(item["delta"] for item in data if item["type"] == "response.output_text.delta") == text
     body: Json = data[-1]["response"]
-    assert output_text(body) == done
+    assert output_text(body) == text
     return body
 
 
-def session_text(seen: list[Frame]) -> str:
-    deltas = "".join(frame.data["delta"] for frame in seen if frame.event == "assistant.delta")
-    [whole] = [frame.data["content"] for frame in seen if frame.event == "assistant.completed"]
-    [ended] = [frame.data["messages"][-1]["content"] for frame in seen if frame.event == "run.completed"]
+def session_text(frames: list[Frame]) -> str:
+    deltas = "".join(frame.data["delta"] for frame in frames if frame.event == "assistant.delta")
+    [whole] = [frame.data["content"] for frame in frames if frame.event == "assistant.completed"]
+    [ended] = [frame.data["messages"][-1]["content"] for frame in frames if frame.event == "run.completed"]
     assert deltas == whole == ended
     return deltas
 
@@ -132,9 +132,9 @@ async def test_media_is_same_in_run_and_session_records(media_api: Api) -> None:
         run_id = (await read_json(response, 202))["run_id"]
     for _ in range(2):  # while it runs, and from the store
         async with media_api.get(f"/v1/runs/{run_id}/events") as response:
-            seen = [frame.data for frame in frames(await response.text())]
-        assert "".join(one["delta"] for one in seen if one["event"] == "message.delta") == f"Here: {INLINE}"
-        assert seen[-1]["output"] == f"Here: {INLINE}"
+            data = [frame.data for frame in frames(await response.text())]
+        assert "".join(item["delta"] for item in data if item["event"] == "message.delta") == f"Here: {INLINE}"
+        assert data[-1]["output"] == f"Here: {INLINE}"
     async with media_api.get("/api/sessions/hall/messages") as response:
         assert (await read_json(response))["data"][-1]["content"] == f"Here: {INLINE}"
 
@@ -182,8 +182,8 @@ TAGGED = "Here: MEDIA:box.png done"
 async def test_media_tag_is_hidden_for_any_chunking(media_api: Api, at: int) -> None:
     media_api.model.handler = lambda _: saying([TAGGED[:at], TAGGED[at:]])
     async with media_api.post("/v1/chat/completions", user(stream=True)) as response:
-        seen = await stream_of(response)
-    assert chat_text(seen) == f"Here: {INLINE} done"
+        frames = await stream_of(response)
+    assert chat_text(frames) == f"Here: {INLINE} done"
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ async def test_foreign_conversation_name_is_new_conversation(owned: Owned) -> No
 
 async def test_busy_foreign_session_reveals_nothing(owned: Owned) -> None:
     engine = owned.api.app.engine
-    held = await engine.admit(RunSpec("x", session_id=SESSION, owner="anna"))
+    admission = await engine.admit(RunSpec("x", session_id=SESSION, owner="anna"))
     fresh = await engine.admit(RunSpec("x", session_id="about-to-be-annas", owner="anna"))
     try:
         for session_id in (SESSION, "about-to-be-annas"):
@@ -132,7 +132,7 @@ async def test_busy_foreign_session_reveals_nothing(owned: Owned) -> None:
                 await engine.admit(RunSpec("x", session_id=session_id, owner="ben"), wait_s=0)
             assert (refusal.value.code, refusal.value.holder) == ("session_not_found", None)
     finally:
-        await held.release()
+        await admission.release()
         await fresh.release()
 
 

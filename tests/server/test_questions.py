@@ -32,15 +32,15 @@ async def test_clarify_question_on_stream_is_answered_through_run(api: Api, kind
     async with api.post(path, body, headers=PLAIN) as response:
         run_id = response.headers["X-Hermes-Run-Id"]
         stream = Stream(response)
-        asked = (await stream.until(lambda frame: frame.event == name))[-1].data
-        assert (asked["question"], asked["choices"]) == ("Which room?", ["hall", "garden"])
-        assert {"request_id", "tool_call_id", "expires_at"} <= set(asked)
+        request = (await stream.until(lambda frame: frame.event == name))[-1].data
+        assert (request["question"], request["choices"]) == ("Which room?", ["hall", "garden"])
+        assert {"request_id", "tool_call_id", "expires_at"} <= set(request)
         if kind == "response":
-            assert asked["type"] == name
+            assert request["type"] == name
         async with api.get("/v1/runs?status=waiting_for_input") as listed:
             (run,) = (await read_json(listed))["data"]
-        assert (run["run_id"], run["pending_question"]["request_id"]) == (run_id, asked["request_id"])
-        told_back = await answer(api, run_id, request_id=asked["request_id"], answer="hall")
+        assert (run["run_id"], run["pending_question"]["request_id"]) == (run_id, request["request_id"])
+        told_back = await answer(api, run_id, request_id=request["request_id"], answer="hall")
         assert told_back["object"] == "hermes.run.clarify_response"
         rest = await stream.rest()
     assert "The hall it is." in str(rest)
@@ -139,18 +139,18 @@ async def cleaned(api: Api, surface: str, session: str, choice: str) -> tuple[st
         async with following as response:
             place = (await read_json(response, 202))["run_id"]
         following = api.get(f"/v1/runs/{place}/events?event_names=true")
-    asked: Json | None = None
+    request: Json | None = None
     async with following as response:
         run_id = response.headers["X-Hermes-Run-Id"]
         async for frame in pieces(response):
             if frame.event == name:
-                assert asked is None, "one question, once"
-                asked = dict(frame.data)
+                assert request is None, "one question, once"
+                request = dict(frame.data)
                 if choice:
-                    answered = {"choice": choice, "approval_id": asked["approval_id"]}
-                    async with api.post(f"/v1/runs/{run_id}/approval", answered) as answer:
+                    decision = {"choice": choice, "approval_id": request["approval_id"]}
+                    async with api.post(f"/v1/runs/{run_id}/approval", decision) as answer:
                         assert (await read_json(answer))["resolved"] == 1
-    return run_id, asked
+    return run_id, request
 
 
 async def on_record(api: Api, run_id: str) -> Json:
@@ -165,14 +165,14 @@ async def test_approval_choices_over_api(start: Start, surface: str, choice: str
     api = await start(approval_timeout_seconds=30 if choice else 0.1)
     for session in ("hall", "attic"):
         await read_json(await api.post("/api/sessions", {"id": session}), 201)
-    by, done, again, elsewhere = CHOICES[choice]
-    run_id, asked = await cleaned(api, surface, "hall", choice)
-    assert asked is not None and asked["choices"] == ["once", "session", "always", "deny"]
-    assert (api.app.home.workspace / "build").exists() is not done
+    by, result, again, elsewhere = CHOICES[choice]
+    run_id, request = await cleaned(api, surface, "hall", choice)
+    assert request is not None and request["choices"] == ["once", "session", "always", "deny"]
+    assert (api.app.home.workspace / "build").exists() is not result
     record = await on_record(api, run_id)
     assert (record["choice"], record["by"]) == (choice or "deny", by)
-    assert (record["approval_id"], record["surface"]) == (asked["approval_id"], "api" if choice else "")
+    assert (record["approval_id"], record["surface"]) == (request["approval_id"], "api" if choice else "")
     for session, asks in (("hall", again), ("attic", elsewhere)):
-        run_id, asked = await cleaned(api, surface, session, choice and "deny")
-        assert (asked is not None) is asks is (api.app.home.workspace / "build").exists()
+        run_id, request = await cleaned(api, surface, session, choice and "deny")
+        assert (request is not None) is asks is (api.app.home.workspace / "build").exists()
         assert (await on_record(api, run_id))["by"] == (by if asks else "rule")

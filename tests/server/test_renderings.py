@@ -55,16 +55,16 @@ def timeless(response: Json) -> Json:
     stable = {name: value for name, value in response.items() if name not in ("id", "created_at", "completed_at")}
     output = []
     for item in stable["output"]:
-        shown = {name: value for name, value in item.items() if name != "id"}
-        if isinstance(shown.get("output"), list):
-            shown["output"] = "".join(part["text"] for part in shown["output"])
-        output.append(shown)
+        fields = {name: value for name, value in item.items() if name != "id"}
+        if isinstance(fields.get("output"), list):
+            fields["output"] = "".join(part["text"] for part in fields["output"])
+        output.append(fields)
     return {**stable, "output": output}
 
 
-def events_of(seen: list[Frame]) -> list[Json]:
-    assert seen[-1].data == "[DONE]"
-    events = [frame.data for frame in seen[:-1]]
+def events_of(frames: list[Frame]) -> list[Json]:
+    assert frames[-1].data == "[DONE]"
+    events = [frame.data for frame in frames[:-1]]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return events
 
@@ -88,15 +88,15 @@ async def in_all_ways(api: Api, replies: list[Reply]) -> None:
     assert faults("response object", payload) == []
     api.model.script = list(replies)
     async with api.post("/v1/responses", {**body, "stream": True}, headers=headers) as response:
-        seen = await stream_of(response)
-    events = events_of(seen)
+        frames = await stream_of(response)
+    events = events_of(frames)
     assert [fault for event in events for fault in event_faults(event)] == []
     final = events[-1]["response"]
     assert timeless(final) == timeless(payload)
-    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
-    assert done == final["output"]
+    items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert items == final["output"]
     async with api.get(f"/v1/responses/{final['id']}?stream=true") as response:
-        assert await stream_of(response) == seen
+        assert await stream_of(response) == frames
     async with api.get(f"/v1/responses/{payload['id']}?stream=true") as response:
         again = events_of(await stream_of(response))
     assert timeless(again[-1]["response"]) == timeless(payload)

@@ -91,9 +91,9 @@ async def test_different_image_or_file_is_other_conversation(api: Api, first: Js
     other = chat_message("user", [text("What is this?"), second])
     _, theirs = await ask(api, other, chat_message("assistant", "ok"), chat_message("user", "sure?"))
     assert theirs != mine
-    seen = model_messages(api.model.requests[-1])
-    assert [message["role"] for message in seen] == ["user", "assistant", "user"]
-    assert removed not in json.dumps(seen)
+    messages = model_messages(api.model.requests[-1])
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert removed not in json.dumps(messages)
 
 
 async def test_repeated_image_binds_session_and_is_sent_once(api: Api) -> None:
@@ -111,12 +111,12 @@ async def test_repeated_image_binds_session_and_is_sent_once(api: Api) -> None:
 
 async def test_redacted_tool_output_is_not_restored(api: Api) -> None:
     always(api)
-    question, asked = chat_message("user", "who?"), calls(call("c1"))
-    _, first = await ask(api, question, asked, output("c1", "Ada, 555-1234"), tools=[LAMP])
+    question, call_message = chat_message("user", "who?"), calls(call("c1"))
+    _, first = await ask(api, question, call_message, output("c1", "Ada, 555-1234"), tools=[LAMP])
     rest = [chat_message("assistant", "ok"), chat_message("user", "and?")]
-    _, second = await ask(api, question, asked, output("c1", "[redacted]"), *rest, tools=[LAMP])
+    _, second = await ask(api, question, call_message, output("c1", "[redacted]"), *rest, tools=[LAMP])
     assert second != first
-    assert model_messages(api.model.requests[-1]) == [question, asked, output("c1", "[redacted]"), *rest]
+    assert model_messages(api.model.requests[-1]) == [question, call_message, output("c1", "[redacted]"), *rest]
 
 
 @pytest.mark.parametrize(
@@ -172,14 +172,14 @@ async def test_server_calls_are_restored_for_unique_conversation(api: Api) -> No
         api, chat_message("user", "what?"), chat_message("assistant", "Tea."), chat_message("user", "sure?")
     )
     assert second == first
-    seen = model_messages(api.model.requests[-1])
-    assert [(m["role"], m["content"]) for m in seen if m["role"] != "tool"] == [
+    messages = model_messages(api.model.requests[-1])
+    assert [(m["role"], m["content"]) for m in messages if m["role"] != "tool"] == [
         ("user", "what?"),
         ("assistant", "Let me see."),
         ("assistant", "Tea."),
         ("user", "sure?"),
     ]
-    assert [m["tool_call_id"] for m in seen if m["role"] == "tool"] == ["call_todo"]
+    assert [m["tool_call_id"] for m in messages if m["role"] == "tool"] == ["call_todo"]
 
 
 async def test_server_calls_are_not_restored_for_ambiguous_conversation(api: Api) -> None:
@@ -239,14 +239,14 @@ async def test_repaired_call_is_matched_by_shown_form(api: Api, written: Call) -
     api.model.script = [Reply(tool_calls=[TODO, written]), Reply(text="Both done.")]
     question = chat_message("user", "tea and light")
     answer, first = await ask(api, question, tools=[LAMP])
-    [shown] = answer["tool_calls"]
-    assert shown["function"]["name"] == "lamp"
-    assert "hall" in json.loads(shown["function"]["arguments"])["room"]
+    [call] = answer["tool_calls"]
+    assert call["function"]["name"] == "lamp"
+    assert "hall" in json.loads(call["function"]["arguments"])["room"]
     _, second = await ask(api, question, answer, output("call_lamp", "on"), tools=[LAMP])
     assert second == first
-    _, asked, *results = model_messages(api.model.requests[-1])
+    _, message, *results = model_messages(api.model.requests[-1])
     assert [m["tool_call_id"] for m in results] == ["call_todo", "call_lamp"]
-    assert asked["tool_calls"][1] == shown
+    assert message["tool_calls"][1] == call
 
 
 async def test_non_json_number_in_arguments_is_rejected(api: Api) -> None:
@@ -269,7 +269,7 @@ async def test_other_session_key_never_binds_conversation(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "given"),
+    ("messages", "history"),
     [
         ([calls(call("c1")), output("c1", "on"), chat_message("user", "and?")], None),
         ([calls(call("c1")), output("c1", "on"), chat_message("user", "and?"), chat_message("user", "well?")], None),
@@ -293,11 +293,11 @@ async def test_other_session_key_never_binds_conversation(api: Api) -> None:
 )
 @pytest.mark.parametrize("store", [True, False])
 async def test_usual_message_orders_are_accepted(
-    api: Api, messages: list[Json], given: list[Json] | None, store: bool
+    api: Api, messages: list[Json], history: list[Json] | None, store: bool
 ) -> None:
     always(api)
     await ask(api, chat_message("user", "light"), *messages, tools=[LAMP], store=store)
-    assert model_messages(api.model.requests[-1]) == [chat_message("user", "light"), *(given or messages)]
+    assert model_messages(api.model.requests[-1]) == [chat_message("user", "light"), *(history or messages)]
 
 
 async def test_tool_result_and_user_message_together(api: Api) -> None:
@@ -355,9 +355,9 @@ async def test_files_of_earlier_messages_stay_in_place(api: Api) -> None:
     always(api)
     question = chat_message("user", [text("read"), file("a.txt", "milk"), file("b.bin", "\0x", "application/x-thing")])
     _, session_id = await ask(api, question, chat_message("assistant", "ok"), chat_message("user", "more"))
-    asked, *rest = model_messages(api.model.requests[-1])
+    message, *rest = model_messages(api.model.requests[-1])
     assert rest == [chat_message("assistant", "ok"), chat_message("user", "more")]
-    texts = [part["text"] for part in asked["content"]]
+    texts = [part["text"] for part in message["content"]]
     assert texts[:2] == ["read", "File a.txt:\nmilk"]
     assert f"{session_id}/b.bin" in texts[2]
 
@@ -386,11 +386,11 @@ async def test_resent_file_binds_session(api: Api) -> None:
 async def test_images_and_files_in_tool_outputs_reach_model(api: Api) -> None:
     always(api)
     content = [text("seen"), image("cat"), file("a.txt", "milk")]
-    asked = [chat_message("user", "look"), calls(call("c1"))]
+    history = [chat_message("user", "look"), calls(call("c1"))]
     for rest in ([], [chat_message("assistant", "ok"), chat_message("user", "more")]):
-        await ask(api, *asked, output("c1", content), *rest, tools=[LAMP])
+        await ask(api, *history, output("c1", content), *rest, tools=[LAMP])
         question, _, result, pictures, *_ = model_messages(api.model.requests[-1])
-        assert question == asked[0]
+        assert question == history[0]
         assert result == output("c1", "seen\nFile a.txt:\nmilk")
         assert pictures["role"] == "user"
         assert image("cat") in pictures["content"]
@@ -534,10 +534,10 @@ async def test_response_chain_replays_reasoning(start: Start, model: str) -> Non
 async def test_client_history_with_tools_gets_reasoning_everywhere(start: Start, model: str) -> None:
     api = await start(model_routes={"m": {"model": model}})
     always(api)
-    asked = {**calls(call("c1")), "reasoning_content": "Light it."}
+    call_message = {**calls(call("c1")), "reasoning_content": "Light it."}
     history = [
         chat_message("user", "a"),
-        asked,
+        call_message,
         output("c1", "on"),
         chat_message("assistant", "b"),
         chat_message("user", "c"),
@@ -585,13 +585,13 @@ async def test_long_history_is_compacted_once_and_rows_stay(start: Start) -> Non
     _, first = await ask(api, *history)
     summaries = [r for r in api.model.requests if "Write notes" in json.dumps(r.body["messages"])]
     assert summaries
-    asked = len(summaries)
+    count = len(summaries)
     assert len(await transcript(api, first)) == len(history) + 1
     _, second = await ask(api, *history, chat_message("assistant", "ok"), chat_message("user", "go on"))
     assert second == first
     summaries = [r for r in api.model.requests if "Write notes" in json.dumps(r.body["messages"])]
-    assert len(summaries) == asked
+    assert len(summaries) == count
     assert "NOTES" in json.dumps(model_messages(api.model.requests[-1]))
     # Another beginning is another conversation, and gets notes of its own.
     await ask(api, chat_message("user", "other"), *history[1:])
-    assert len([r for r in api.model.requests if "Write notes" in json.dumps(r.body["messages"])]) > asked
+    assert len([r for r in api.model.requests if "Write notes" in json.dumps(r.body["messages"])]) > count

@@ -118,8 +118,8 @@ def on_the_wire(messages: list[Json]) -> list[Json]:
         if isinstance(parts, list):
             parts = [as_text(part) if part["type"] == "file" else part for part in parts]
             if message["role"] == "tool":
-                if shown := [part for part in parts if part["type"] == "image_url"]:
-                    images += [text("Images from the result of the tool:"), *shown]
+                if image_parts := [part for part in parts if part["type"] == "image_url"]:
+                    images += [text("Images from the result of the tool:"), *image_parts]
                 parts = "\n".join(part["text"] for part in parts if part["type"] == "text")
         wire.append({**message, "content": parts})
     return [*wire, *([chat_message("user", images)] if images else [])]
@@ -153,9 +153,9 @@ class Clients:
         tool_calls += [Call("lamp", {"room": "hall"}, id=f"c{step.place % 2}")] if step.answer != "server" else []
         return Reply(tool_calls=tool_calls)
 
-    async def take(self, step: Step, held: list[Json]) -> list[Json]:
+    async def take(self, step: Step, items: list[Json]) -> list[Json]:
         """One request; the conversation with its answer."""
-        sent, mark = request_messages(held, step), f"r{next(self.numbers)}"
+        sent, mark = request_messages(items, step), f"r{next(self.numbers)}"
         self.steps[mark] = step
         body = {"messages": sent, "tools": [LAMP], "user": mark}
         async with self.api.post(CHAT, body) as response:
@@ -169,17 +169,17 @@ class Clients:
 
     def check(self, mark: str, sent: list[Json]) -> None:
         """The model was given these messages; what is more are calls that the server made in this conversation."""
-        seen: list[Json] = []
+        messages: list[Json] = []
         for message in model_messages(self.first[mark]):
-            server_calls = [one for one in message.get("tool_calls") or () if one["id"].startswith("srv_")]
+            server_calls = [call for call in message.get("tool_calls") or () if call["id"].startswith("srv_")]
             ours = str(message.get("tool_call_id")).startswith("srv_")
-            added = [one["id"] for one in server_calls]
-            assert all(self.of_this(one, sent) for one in added), (added, sent)
+            added = [server_call["id"] for server_call in server_calls]
+            assert all(self.of_this(item, sent) for item in added), (added, sent)
             if ours or (server_calls and len(server_calls) == len(message["tool_calls"])):
                 continue
-            left = [one for one in message.get("tool_calls") or () if one not in server_calls]
-            seen.append({**message, "tool_calls": left} if server_calls else message)
-        assert seen == on_the_wire(sent), self.steps[mark]
+            entries = [call for call in message.get("tool_calls") or () if call not in server_calls]
+            messages.append({**message, "tool_calls": entries} if server_calls else message)
+        assert messages == on_the_wire(sent), self.steps[mark]
 
     def of_this(self, call_id: str, sent: list[Json]) -> bool:
         before = [json.dumps(sent[:end]) for end in range(1, len(sent))]
@@ -188,19 +188,19 @@ class Clients:
 
 async def run_plan(clients: Clients, plan: list[Step]) -> None:
     """Carry a plan out; steps that are taken together meet at the server."""
-    held: list[list[Json]] = [[], [], [], []]
+    histories: list[list[Json]] = [[], [], [], []]
     at_once: dict[int, Any] = {}
 
     async def settle() -> None:
-        done = await asyncio.gather(*at_once.values())
-        for place, messages in zip([*at_once], done, strict=True):
-            held[place] = messages
+        results = await asyncio.gather(*at_once.values())
+        for place, messages in zip([*at_once], results, strict=True):
+            histories[place] = messages
         at_once.clear()
 
     for step in plan:
         if step.conversation in at_once or not step.together:
             await settle()
-        mine = copy.deepcopy(held[step.place % 4] if step.change == "copy" else held[step.conversation])
+        mine = copy.deepcopy(histories[step.place % 4] if step.change == "copy" else histories[step.conversation])
         mine = [] if step.change == "new" else changed(mine, step)
         at_once[step.conversation] = clients.take(step, mine)
     await settle()

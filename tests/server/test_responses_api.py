@@ -236,9 +236,14 @@ async def test_output_items_can_be_sent_back_unchanged(api: Api) -> None:
         api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Done."), Reply(text="Next.")]
         response = await create(api, "one", headers={"X-Hermes-Tool-Items": form})
         await create(api, [message("user", "one"), *response["output"], message("user", "two")])
-        seen = sent(api.model.requests[-1])
-        assert [text for role, text in seen if role in ("user", "assistant")] == ["one", "Let me see.", "Done.", "two"]
-        assert [role for role, _ in seen] == ["user", "assistant", "tool", "assistant", "user"]
+        messages = sent(api.model.requests[-1])
+        assert [text for role, text in messages if role in ("user", "assistant")] == [
+            "one",
+            "Let me see.",
+            "Done.",
+            "two",
+        ]
+        assert [role for role, _ in messages] == ["user", "assistant", "tool", "assistant", "user"]
 
 
 async def test_system_items_join_system_prompt(api: Api) -> None:
@@ -274,7 +279,7 @@ async def test_referenced_items_are_read_once(api: Api, monkeypatch: pytest.Monk
         return await find(self, item_ids, owner)
 
     monkeypatch.setattr(store, "find_items", counted)
-    await create(api, [{"type": "item_reference", "id": one} for one in ids * 50])
+    await create(api, [{"type": "item_reference", "id": item_id} for item_id in ids * 50])
     assert len(reads) == 1
     text = "".join(text for _, text in sent(api.model.requests[-1]))
     assert [text.count(word) for word in ("One.", "Two.", "kept")] == [50, 50, 50]

@@ -21,8 +21,8 @@ HALL = Call("lamp", {"room": "hall"}, id="call_lamp")
 OUTPUT = {"type": "function_call_output", "call_id": "call_lamp", "output": "on"}
 
 
-async def ask(api: Api, given: Any, after: Json | None = None, status: int = 200, **fields: Any) -> Json:
-    body = {"input": given, "tools": [LAMP], **({"previous_response_id": after["id"]} if after else {}), **fields}
+async def ask(api: Api, input_items: Any, after: Json | None = None, status: int = 200, **fields: Any) -> Json:
+    body = {"input": input_items, "tools": [LAMP], **({"previous_response_id": after["id"]} if after else {}), **fields}
     async with api.post(PATH, body) as response:
         return await read_json(response, status)
 
@@ -57,19 +57,19 @@ async def test_call_of_chain_can_be_sent_with_its_output(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="On."), Reply(text="Yes, on.")]
     first = await ask(api, "light")
     call = next(item for item in first["output"] if item["type"] == "function_call")
-    for given in ([call, OUTPUT], [call, OUTPUT, user("and?")]):
-        await ask(api, given, first)
+    for input_items in ([call, OUTPUT], [call, OUTPUT, user("and?")]):
+        await ask(api, input_items, first)
         assert roles(api)[:4] == ["user", "assistant", "tool", "tool"]
-        assert roles(api)[4:] == ["user"] * (len(given) - 2)
+        assert roles(api)[4:] == ["user"] * (len(input_items) - 2)
 
 
-def named(way: str, given: Any, before: list[Json]) -> tuple[str, Json, Json]:
+def named(way: str, item: Any, before: list[Json]) -> tuple[str, Json, Json]:
     """A request that says in one of several ways where it goes on: path, body, headers."""
     header = {"X-Hermes-Session-Id": "hall"}
     if way == "chat":
-        output = {"role": "tool", "tool_call_id": given["call_id"], "content": given["output"]}
+        output = {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
         return "/v1/chat/completions", {"messages": [*before, output], "tools": [function("lamp")]}, header
-    body = {"input": [given], "tools": [LAMP]}
+    body = {"input": [item], "tools": [LAMP]}
     return PATH, body | ({"conversation": "hall"} if way == "conversation" else {}), header if way == "header" else {}
 
 
@@ -101,8 +101,8 @@ async def test_outputs_can_be_resent_in_named_session(api: Api, way: str, ends: 
         await read_json(response)
     assert roles(api) == ["user", "assistant", "tool", "tool", "assistant", "user"]
     async with api.get(f"/api/sessions/{session_id}/messages") as response:
-        shown = [row["content"] for row in (await read_json(response))["data"]]
-    assert shown[-4:] == ["dimmed", "Fine.", "thanks", "Bye."]
+        contents = [row["content"] for row in (await read_json(response))["data"]]
+    assert contents[-4:] == ["dimmed", "Fine.", "thanks", "Bye."]
 
 
 @pytest.mark.parametrize("way", ["plain", "stream", "background", "websocket"])
@@ -170,12 +170,12 @@ async def test_branch_does_not_wait_for_unrecorded_turn(start: Start, way: str) 
     first = await ask(api, "hi")
     [record] = await api.app.engine.list()
     other = RunSpec(user_message="a", session_id=record.spec.session_id)
-    held = await api.app.engine.admit(other)
+    admission = await api.app.engine.admit(other)
     try:
         async with asyncio.timeout(20):  # less than a turn may wait for its session
             assert "two" in await root_spec(api, way, {"input": "b", "previous_response_id": first["id"]})
     finally:
-        await held.release()
+        await admission.release()
     assert roles(api) == ["user", "assistant", "user"]
     runs = {run.spec.user_message: run.spec.session_id for run in await api.app.engine.list()}
     assert runs["hi"] != runs["b"]
@@ -192,12 +192,12 @@ async def test_branch_waits_only_for_its_own_response(start: Start) -> None:
         waiting = asyncio.create_task(api.app.engine.admit(other))
         branch = asyncio.create_task(ask(api, "b", first))
         slow.let_all()
-        held = await waiting  # the session's next turn, which does not end
+        admission = await waiting  # the session's next turn, which does not end
         try:
             async with asyncio.timeout(20):
                 assert "two" in json.dumps((await branch)["output"])
         finally:
-            await held.release()
+            await admission.release()
         assert roles(api) == ["user", "assistant", "user"]
 
 
@@ -219,12 +219,12 @@ async def root_spec(api: Api, way: str, body: Json) -> str:
         return str(await response.text())
 
 
-@pytest.mark.parametrize("given", [[user("and?"), OUTPUT], [OUTPUT, user("and?")], [OUTPUT, user("so?"), user("and?")]])
-async def test_user_message_may_precede_or_follow_outputs(api: Api, given: list[Json]) -> None:
+@pytest.mark.parametrize("items", [[user("and?"), OUTPUT], [OUTPUT, user("and?")], [OUTPUT, user("so?"), user("and?")]])
+async def test_user_message_may_precede_or_follow_outputs(api: Api, items: list[Json]) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="On.")]
     first = await ask(api, "light")
-    await ask(api, given, first)
-    assert roles(api) == ["user", "assistant", "tool", *["user"] * (len(given) - 1)]
+    await ask(api, items, first)
+    assert roles(api) == ["user", "assistant", "tool", *["user"] * (len(items) - 1)]
 
 
 async def test_outputs_are_checked_against_referenced_response(api: Api) -> None:
@@ -309,10 +309,12 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "lamp", "arguments": "
 ANSWER = {"role": "assistant", "content": "Hello."}
 
 
-@pytest.mark.parametrize("given", [[ANSWER], [user("hi"), ANSWER], [user("hi"), CALL], "summary", "summary after"])
-async def test_input_without_user_message_is_rejected(api: Api, given: Any) -> None:
-    if isinstance(given, str):
+@pytest.mark.parametrize(
+    "input_items", [[ANSWER], [user("hi"), ANSWER], [user("hi"), CALL], "summary", "summary after"]
+)
+async def test_input_without_user_message_is_rejected(api: Api, input_items: Any) -> None:
+    if isinstance(input_items, str):
         summary = await compaction(api)
-        given = [summary] if given == "summary" else [user("hi"), ANSWER, summary]
-    async with api.post(PATH, {"input": given, "tools": [LAMP]}) as response:
+        input_items = [summary] if input_items == "summary" else [user("hi"), ANSWER, summary]
+    async with api.post(PATH, {"input": input_items, "tools": [LAMP]}) as response:
         await read_error(response, 400, "missing_user_message", "input")

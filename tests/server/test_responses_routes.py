@@ -83,8 +83,8 @@ async def test_compacted_conversation_replaces_history(api: Api) -> None:
     assert "slate" not in item["encrypted_content"].lower()
     assert body["usage"]["output_tokens"] > 0
     await create(api, [*body["output"], message("user", "What was it?")])
-    seen = sent(api.model.requests[-1])
-    assert seen[-1] == ("user", "What was it?")
+    messages = sent(api.model.requests[-1])
+    assert messages[-1] == ("user", "What was it?")
     assert "slate" in str(api.model.requests[-1].body).lower()
     assert "Remember it." not in str(api.model.requests[-1].body)
 
@@ -230,7 +230,7 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "photo", "arguments": 
 
 
 @pytest.mark.parametrize(
-    ("given", "listed"),
+    ("input_item", "listed"),
     [
         (CALL, {**CALL, "status": "completed"}),
         ({**CALL, "status": "incomplete"}, {**CALL, "status": "incomplete"}),
@@ -268,9 +268,9 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "photo", "arguments": 
         ),
     ],
 )
-async def test_listed_items_have_fields_of_official_client(api: Api, given: Json, listed: Json) -> None:
+async def test_listed_items_have_fields_of_official_client(api: Api, input_item: Json, listed: Json) -> None:
     """The types of the official package need a status, and a detail of images."""
-    (item,) = (await look(api, await begin(api, given)))["data"]
+    (item,) = (await look(api, await begin(api, input_item)))["data"]
     assert {**item, "id": ""} == {**listed, "id": ""}
 
 

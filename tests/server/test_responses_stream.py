@@ -52,13 +52,13 @@ async def streamed(api: Api, input: Any = "hi", headers: dict[str, str] | None =
         return events(await stream_of(response))
 
 
-def events(seen: list[Frame], first: int = 0) -> list[Json]:
+def events(frames: list[Frame], first: int = 0) -> list[Json]:
     """The payloads of frames that are numbered without a gap and end as they should."""
-    assert seen[-1].data == "[DONE]"
-    assert seen[-1].event is None
-    events = [frame.data for frame in seen[:-1]]
-    assert [frame.event for frame in seen[:-1]] == [event["type"] for event in events]
-    assert [frame.id for frame in seen] == [None] * len(seen)
+    assert frames[-1].data == "[DONE]"
+    assert frames[-1].event is None
+    events = [frame.data for frame in frames[:-1]]
+    assert [frame.event for frame in frames[:-1]] == [event["type"] for event in events]
+    assert [frame.id for frame in frames] == [None] * len(frames)
     assert [event["sequence_number"] for event in events] == list(range(first, first + len(events)))
     return events
 
@@ -132,7 +132,7 @@ def check_items(events: list[Json]) -> None:
     """Every item is opened, filled and closed under its own index and id, and is what the object holds."""
     final = object_of(events)
     opened: dict[int, Json] = {}
-    done: dict[int, Json] = {}
+    result: dict[int, Json] = {}
     text: dict[str, str] = {}
     for event in events:
         kind = event["type"].removeprefix("response.")
@@ -144,14 +144,14 @@ def check_items(events: list[Json]) -> None:
             assert event["item"]["status"] == "in_progress"
             assert not (
                 event["item"]["type"] == "message"
-                and "message" in [i["type"] for n, i in opened.items() if n not in done]
+                and "message" in [i["type"] for n, i in opened.items() if n not in result]
             )
             opened[index] = event["item"]
             continue
         assert index in opened
-        assert index not in done
+        assert index not in result
         if kind == "output_item.done":
-            done[index] = event["item"]
+            result[index] = event["item"]
             assert event["item"]["id"] == opened[index]["id"]
             assert event["item"]["type"] == opened[index]["type"]
             continue
@@ -164,7 +164,7 @@ def check_items(events: list[Json]) -> None:
             assert event["logprobs"] == []
         if kind == "function_call_arguments.done":
             assert event["name"] == opened[index]["name"]
-    assert list(done.values()) == final["output"]
+    assert list(result.values()) == final["output"]
 
 
 async def test_response_stream_is_incremental(start: Start) -> None:
@@ -178,8 +178,8 @@ async def test_response_stream_is_incremental(start: Start) -> None:
             deltas = []
             for _ in range(3):
                 model.let()
-                seen = await stream.until(lambda frame: frame.event == "response.output_text.delta")
-                deltas.append(seen[-1].data["delta"])
+                frames_read = await stream.until(lambda frame: frame.event == "response.output_text.delta")
+                deltas.append(frames_read[-1].data["delta"])
             assert deltas == ["Hello", " there", ", you."]
             rest = await stream.rest()
     assert rest[-1].data == "[DONE]"
@@ -258,15 +258,15 @@ async def test_interrupted_response_is_cancelled(start: Start, way: str) -> None
         async with api.post(PATH, {"input": "hi", "stream": True}) as response:
             stream = Stream(response)
             model.let()
-            seen = await stream.until(lambda frame: frame.event == "response.output_text.delta")
-            response_id = seen[0].data["response"]["id"]
+            frames = await stream.until(lambda frame: frame.event == "response.output_text.delta")
+            response_id = frames[0].data["response"]["id"]
             place = {
                 "cancel": f"{PATH}/{response_id}/cancel",
                 "stop": f"/v1/runs/{response.headers['X-Hermes-Run-Id']}/stop",
             }
             async with api.post(place[way]) as stopped:
                 answer = await read_json(stopped)
-            stream_events = events([*seen, *await stream.rest()])
+            stream_events = events([*frames, *await stream.rest()])
         if way == "cancel":
             assert (answer["id"], answer["status"]) == (response_id, "cancelled")
         final = object_of(stream_events)
@@ -302,11 +302,11 @@ async def test_background_response_is_polled(start: Start) -> None:
             body = await read_json(response)
         assert (body["status"], body["background"], body["output"]) == ("queued", True, [])
         await model.wait_for_request()
-        await eventually(lambda: fetch(api, body["id"]), lambda seen: seen["status"] == "in_progress")
+        await eventually(lambda: fetch(api, body["id"]), lambda value: value["status"] == "in_progress")
         model.let_all()
-        done = await finished(api, body["id"])
-    assert done["status"] == "completed"
-    assert done["output"][0]["content"][0]["text"] == "Done."
+        result = await finished(api, body["id"])
+    assert result["status"] == "completed"
+    assert result["output"][0]["content"][0]["text"] == "Done."
 
 
 async def test_response_stays_when_another_replica_has_begun_its_run(
@@ -354,12 +354,12 @@ async def test_disconnect_does_not_stop_background_response(start: Start) -> Non
         async with api.post(PATH, {"input": "hi", "background": True, "stream": True}) as response:
             stream = Stream(response)
             model.let()
-            seen = await stream.until(lambda frame: frame.event == "response.output_text.delta")
-        assert "queued" in types([frame.data for frame in seen])
+            frames = await stream.until(lambda frame: frame.event == "response.output_text.delta")
+        assert "queued" in types([frame.data for frame in frames])
         model.let_all()
-        done = await finished(api, seen[0].data["response"]["id"])
-        assert done["status"] == "completed"
-        assert done["output"][0]["content"][0]["text"] == "Half an answer."
+        result = await finished(api, frames[0].data["response"]["id"])
+        assert result["status"] == "completed"
+        assert result["output"][0]["content"][0]["text"] == "Half an answer."
 
 
 # ---- taken up again
@@ -399,15 +399,17 @@ async def test_readers_join_running_response(start: Start) -> None:
         async with api.post(PATH, {"input": "hi", "stream": True}) as response:
             stream = Stream(response)
             model.let()
-            seen = await stream.until(lambda frame: frame.event == "response.output_text.delta")
-            response_id = seen[0].data["response"]["id"]
-            readers = [asyncio.create_task(replayed(api, response_id, after)) for after in (None, 2, len(seen) - 1, 3)]
+            frames = await stream.until(lambda frame: frame.event == "response.output_text.delta")
+            response_id = frames[0].data["response"]["id"]
+            readers = [
+                asyncio.create_task(replayed(api, response_id, after)) for after in (None, 2, len(frames) - 1, 3)
+            ]
             await asyncio.sleep(0)
             model.let_all()
-            whole = [*seen, *await stream.rest()]
+            whole = [*frames, *await stream.rest()]
             results = await asyncio.gather(*readers)
     events(whole)
-    assert results == [whole, whole[3:], whole[len(seen) :], whole[4:]]
+    assert results == [whole, whole[3:], whole[len(frames) :], whole[4:]]
 
 
 @pytest.mark.parametrize("after", ["x", "-2", "1.5"])
@@ -428,14 +430,14 @@ async def test_response_visibility_is_fixed_at_creation(api: Api) -> None:
 
 
 async def test_final_event_is_sent_after_store(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = asyncio.Event()
+    holding = asyncio.Event()
     save = ResponseRecord.save
 
     async def late(self: ResponseRecord, adapter: Any, response: Json, ended: Any = None) -> None:
         task = asyncio.current_task()
         # The follower that works for nobody is a moment behind.
         if response["status"] == "completed" and task is not None and "_alone" in repr(task.get_coro()):
-            await held.wait()
+            await holding.wait()
         await save(self, adapter, response, ended)
 
     monkeypatch.setattr(ResponseRecord, "save", late)
@@ -446,7 +448,7 @@ async def test_final_event_is_sent_after_store(api: Api, monkeypatch: pytest.Mon
         assert "response.completed" in await response.text()
     async with api.get(f"/v1/responses/{body['id']}") as response:
         assert (await response.json())["status"] == "completed"
-    held.set()
+    holding.set()
 
 
 # ---- lines that are not too long
@@ -469,26 +471,26 @@ def check_lines(frames: list[Json], limit: int) -> Json:
     for event in frames:
         size = len(json.dumps(event, ensure_ascii=False).encode())
         assert event["type"] not in LIFE or size < limit, (event["type"], size)
-    done = [event["item"] for event in frames if event["type"] == "response.output_item.done"]
-    assert not any("truncated" in item for item in done)
+    result = [event["item"] for event in frames if event["type"] == "response.output_item.done"]
+    assert not any("truncated" in item for item in result)
     last = dict(frames[-1]["response"])
-    whole, shown = outputs({"output": done}), outputs(last)
+    whole, shortened = outputs({"output": result}), outputs(last)
     assert len(whole) == 4
-    for before, after in zip(whole, shown, strict=True):
+    for before, after in zip(whole, shortened, strict=True):
         assert before.startswith(after)
     marked = [item.get("truncated") for item in last["output"] if item["type"] in ("function_call_output", "mcp_call")]
-    assert marked == [True if before != after else None for before, after in zip(whole, shown, strict=True)]
+    assert marked == [True if before != after else None for before, after in zip(whole, shortened, strict=True)]
     assert True in marked
     untouched = ("message", "function_call")
-    items = [item for item in done if item["type"] in untouched]
+    items = [item for item in result if item["type"] in untouched]
     assert [item for item in last["output"] if item["type"] in untouched] == items
     return last
 
 
-@pytest.mark.parametrize("shown", ["function", "mcp"])
-async def test_outputs_in_lifecycle_events_are_shortened_to_max_event_bytes(start: Start, shown: str) -> None:
+@pytest.mark.parametrize("expected", ["function", "mcp"])
+async def test_outputs_in_lifecycle_events_are_shortened_to_max_event_bytes(start: Start, expected: str) -> None:
     api = await start(Reply(tool_calls=NOTES), Reply(text="Done. " * 200), max_event_bytes=LIMIT)
-    streamed_events = await streamed(api, headers={"X-Hermes-Tool-Items": shown})
+    streamed_events = await streamed(api, headers={"X-Hermes-Tool-Items": expected})
     last = check_lines(streamed_events, LIMIT)
     body = await fetch(api, last["id"])
     assert min(map(len, outputs(body))) > 1000
@@ -503,10 +505,10 @@ async def test_code_interpreter_logs_are_shortened(start: Start) -> None:
     events = await streamed(api, tools=[{"type": "code_interpreter", "container": {"type": "auto"}}])
     last = object_of(events)
     assert len(json.dumps(events[-1], ensure_ascii=False).encode()) < LIMIT
-    shown = [item for item in last["output"] if item["type"] == "code_interpreter_call"]
+    items = [item for item in last["output"] if item["type"] == "code_interpreter_call"]
     whole = [item for item in (await fetch(api, last["id"]))["output"] if item["type"] == "code_interpreter_call"]
-    assert [item.get("truncated") for item in shown] == [True] * 4
-    for before, after in zip(whole, shown, strict=True):
+    assert [item.get("truncated") for item in items] == [True] * 4
+    for before, after in zip(whole, items, strict=True):
         assert len(before["outputs"][0]["logs"]) > 5000
         assert before["outputs"][0]["logs"].startswith(after["outputs"][0]["logs"])
 
@@ -527,7 +529,7 @@ async def test_text_and_arguments_are_never_shortened(start: Start) -> None:
     assert last["output"][-1]["content"][0]["text"] == "x" * 9000
     assert [item["output"][0]["text"] for item in last["output"] if item["type"] == "function_call_output"] == [""] * 4
     arguments = [item["arguments"] for item in last["output"] if item["type"] == "function_call"]
-    assert [json.loads(one) for one in arguments] == [note.arguments for note in NOTES]
+    assert [json.loads(argument) for argument in arguments] == [note.arguments for note in NOTES]
 
 
 async def test_events_that_fit_are_unchanged(start: Start) -> None:

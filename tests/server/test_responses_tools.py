@@ -126,9 +126,9 @@ async def test_client_tool_items_by_type(
         await create(api, [answer], tools=[tool], previous_response_id=response["id"])
     else:
         await create(api, [{"role": "user", "content": "hi"}, call, answer], tools=[tool], store=False)
-    asked, tool_result = api.model.requests[1].body["messages"][-2:]
-    assert asked["tool_calls"][0]["function"]["name"] == name
-    assert json.loads(asked["tool_calls"][0]["function"]["arguments"]) == args
+    message, tool_result = api.model.requests[1].body["messages"][-2:]
+    assert message["tool_calls"][0]["function"]["name"] == name
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == args
     assert (tool_result["tool_call_id"], tool_result["content"]) == ("call_1", result)
 
 

@@ -231,8 +231,8 @@ async def test_refused_start_configurations(
         await GatewayRunner(home, **{"port": 0, **options}).serve(asyncio.Event())
     assert refused.value.exit_code == code
     assert message in str(refused.value) and "Try: " in str(refused.value)
-    left = state(home)
-    assert left["gateway_state"] == "startup_failed" and message in left["exit_reason"]
+    last_state = state(home)
+    assert last_state["gateway_state"] == "startup_failed" and message in last_state["exit_reason"]
     assert not is_served(home) and not any(key in str(refused.value) for key in (GOOD_KEY, "hunter2", "12345678"))
 
 
@@ -337,11 +337,11 @@ async def test_drain_timeout_leaves_run_for_next_start(home: Home) -> None:
         home.config_file.write_text(f"model: {{default: m, base_url: '{server.url}/v1'}}\n{more}")
         async with serving(home):
             run_id = await start_waiting_turn(home, server)
-        left = await status_of(home, run_id)
+        status = await status_of(home, run_id)
         async with serving(home), asyncio.timeout(20):
             while (now := await status_of(home, run_id)) != "completed":
                 await asyncio.sleep(0.01)
-    assert (left, now, len(server.requests)) == ("interrupted", "completed", 2)
+    assert (status, now, len(server.requests)) == ("interrupted", "completed", 2)
 
 
 async def status_of(home: Home, run_id: str) -> str:
@@ -371,12 +371,12 @@ def test_all_addresses_of_name_share_one_port(home: Home) -> None:
 
 
 def test_open_files_limit_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
+    limits_used: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: limits_used.append(limits))
     for limits in ((1024, 4096), (1024, 1_000_000), (256, resource.RLIM_INFINITY), (65_536, 1_000_000)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
         raise_file_limit()
-    assert given == [(4096, 4096), (65_536, 1_000_000), (65_536, resource.RLIM_INFINITY)]
+    assert limits_used == [(4096, 4096), (65_536, 1_000_000), (65_536, resource.RLIM_INFINITY)]
 
 
 # ---- logs

@@ -71,14 +71,14 @@ async def events(api: Api, run_id: str, query: str = "", **headers: str) -> list
         return await stream_of(response)
 
 
-def names(seen: list[Frame]) -> list[str]:
+def names(frames: list[Frame]) -> list[str]:
     """The events of a stream, one of each that follow each other."""
-    events = [str(item.data["event"]) for item in seen]
+    events = [str(item.data["event"]) for item in frames]
     return [name for at, name in enumerate(events) if at == 0 or events[at - 1] != name]
 
 
-def event_data(seen: list[Frame], name: str) -> Json:
-    [item] = [item.data for item in seen if item.data["event"] == name]
+def event_data(frames: list[Frame], name: str) -> Json:
+    [item] = [item.data for item in frames if item.data["event"] == name]
     return dict(item)
 
 
@@ -118,9 +118,9 @@ async def test_run_submit_and_result(api: Api) -> None:
     }  # fmt: skip
     run = await ended(api, run_id)
     assert set(run) == FIELDS and run["input"] == "save it"
-    assert [one["input"] for one in (await get_json(api, RUNS))["data"]] == ["save it"]
-    shown = {name: run[name] for name in ("status", "output", "completed", "partial", "interrupted", "error_code")}
-    assert shown == {
+    assert [run["input"] for run in (await get_json(api, RUNS))["data"]] == ["save it"]
+    outcome = {name: run[name] for name in ("status", "output", "completed", "partial", "interrupted", "error_code")}
+    assert outcome == {
         "status": "completed", "output": "Saved.", "completed": True, "partial": False, "interrupted": False,
         "error_code": None,
     }  # fmt: skip
@@ -231,77 +231,80 @@ async def test_failed_run_reports_reason(api: Api) -> None:
 
 
 async def test_run_waits_for_its_session(start: Start) -> None:
-    held = HeldModel(Reply(text="One."), Reply(text="Two."))
-    await held.start()
-    api = await start(settings=held.settings)
+    held_model = HeldModel(Reply(text="One."), Reply(text="Two."))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
     first = (await submitted(api, session_id="s"))["run_id"]
-    await held.wait_for_request()
+    await held_model.wait_for_request()
     second = (await submitted(api, session_id="s"))["run_id"]
     assert (await get_json(api, f"{RUNS}/{second}"))["status"] == "queued"
     assert {run["run_id"] for run in (await get_json(api, f"{RUNS}?status=queued"))["data"]} == {second}
-    held.let_all()
+    held_model.let_all()
     assert [(await ended(api, run_id))["output"] for run_id in (first, second)] == ["One.", "Two."]
     queued = (await events(api, second))[0].data
     assert (queued["event"], queued["session_id"], queued["position"]) == ("run.queued", "s", 1)
-    await held.stop()
+    await held_model.stop()
 
 
 # ---- following
 
 
 async def test_run_events_are_same_live_and_replayed(start: Start) -> None:
-    held = HeldModel(
+    held_model = HeldModel(
         Reply(text=["Let me", " see."], reasoning=["Hm", "m."], tool_calls=[Call("todo", TODO, id="call_1")]),
         Reply(text=["All", " done."]),
     )
-    await held.start()
-    api = await start(settings=held.settings)
+    await held_model.start()
+    api = await start(settings=held_model.settings)
     run_id = (await submitted(api, "shopping", session_id="s"))["run_id"]
-    shown = {"X_Hermes_Reasoning": "on"}
-    live = [asyncio.create_task(events(api, run_id, **shown)) for _ in range(2)]
-    await held.wait_for_request()
+    headers = {"X_Hermes_Reasoning": "on"}
+    live = [asyncio.create_task(events(api, run_id, **headers)) for _ in range(2)]
+    await held_model.wait_for_request()
     for _ in range(8):
-        held.let()
+        held_model.let()
         await asyncio.sleep(0)
-    held.let_all()
-    seen = await live[0]
-    assert seen == await live[1] == await events(api, run_id, **shown)
-    assert names(seen) == [
+    held_model.let_all()
+    live_events = await live[0]
+    assert live_events == await live[1] == await events(api, run_id, **headers)
+    assert names(live_events) == [
         "run.queued", "run.started", "model.started", "reasoning.delta", "message.delta", "reasoning.available",
         "message.completed", "usage.updated", "tool.started", "tool.completed", "model.started", "message.delta",
         "message.completed", "usage.updated", "run.completed",
     ]  # fmt: skip
-    asked = [item.data for item in seen if item.data["event"] == "model.started"]
-    assert [(one["iteration"], one["attempt"], one["model"]) for one in asked] == [
+    model_events = [item.data for item in live_events if item.data["event"] == "model.started"]
+    assert [(started["iteration"], started["attempt"], started["model"]) for started in model_events] == [
         (1, 1, "test-model"),
         (2, 1, "test-model"),
     ]
-    for item in seen:
+    for item in live_events:
         assert item.event is None and item.id == str(item.data["seq"])
         assert list(item.data)[:4] == ["event", "run_id", "seq", "timestamp"]
         assert item.data["run_id"] == run_id
-    numbers = [item.data["seq"] for item in seen]
+    numbers = [item.data["seq"] for item in live_events]
     assert numbers == sorted(set(numbers))
 
-    started = event_data(seen, "run.started")
+    started = event_data(live_events, "run.started")
     assert (started["kind"], started["session_id"], started["model"]) == ("run", "s", "test-model")
-    assert event_data(seen, "reasoning.available")["text"] == "Hmm."
+    assert event_data(live_events, "reasoning.available")["text"] == "Hmm."
     texts: dict[str, str] = {}
-    for item in seen:
+    for item in live_events:
         if item.data["event"] == "message.delta":
             known = texts.get(item.data["message_id"], "")
             assert item.data["offset"] == len(known)
             texts[item.data["message_id"]] = known + item.data["delta"]
-    completed = [item.data for item in seen if item.data["event"] == "message.completed"]
+    completed = [item.data for item in live_events if item.data["event"] == "message.completed"]
     assert {message["message_id"]: message["content"] for message in completed} == texts
-    assert list(texts) == [one["message_id"] for one in asked]
+    assert list(texts) == [started["message_id"] for started in model_events]
     assert [message["phase"] for message in completed] == ["commentary", "final_answer"]
-    event, done = event_data(seen, "tool.started"), event_data(seen, "tool.completed")
+    event, finish = event_data(live_events, "tool.started"), event_data(live_events, "tool.completed")
     assert (event["tool"], event["tool_call_id"], event["arguments"], event["iteration"]) == ("todo", "call_1", TODO, 1)
-    assert (done["tool"], done["status"], done["error"]) == ("todo", "ok", False)
-    assert len(done["result"]) == done["result_chars"]
-    assert [item.data["usage"]["total_tokens"] for item in seen if item.data["event"] == "usage.updated"] == [15, 30]
-    final = seen[-1].data
+    assert (finish["tool"], finish["status"], finish["error"]) == ("todo", "ok", False)
+    assert len(finish["result"]) == finish["result_chars"]
+    assert [item.data["usage"]["total_tokens"] for item in live_events if item.data["event"] == "usage.updated"] == [
+        15,
+        30,
+    ]
+    final = live_events[-1].data
     assert (final["output"], final["completed"], final["partial"], final["session_id"]) == (
         "All done.",
         True,
@@ -311,37 +314,37 @@ async def test_run_events_are_same_live_and_replayed(start: Start) -> None:
     assert final["pending_calls"] == [] and final["usage"]["total_tokens"] == 30
 
     plain = await events(api, run_id)
-    assert plain == [item for item in seen if not item.data["event"].startswith("reasoning.")]
-    for at in (3, 7, len(seen) - 1):
-        seq = seen[at].data["seq"]
-        later = [item for item in seen if item.data["seq"] > seq]
-        assert await events(api, run_id, Last_Event_ID=str(seq), **shown) == later
-        assert await events(api, run_id, f"?starting_after={seq}", Last_Event_ID="1", **shown) == later
+    assert plain == [item for item in live_events if not item.data["event"].startswith("reasoning.")]
+    for at in (3, 7, len(live_events) - 1):
+        seq = live_events[at].data["seq"]
+        later = [item for item in live_events if item.data["seq"] > seq]
+        assert await events(api, run_id, Last_Event_ID=str(seq), **headers) == later
+        assert await events(api, run_id, f"?starting_after={seq}", Last_Event_ID="1", **headers) == later
     named = await events(api, run_id, "?event_names=true")
     assert [item.event for item in named] == [item.data["event"] for item in plain]
-    await held.stop()
+    await held_model.stop()
 
 
 async def test_disconnect_of_events_reader_changes_nothing(start: Start) -> None:
-    held = HeldModel(Reply(text=["Hel", "lo", "."]))
-    await held.start()
-    api = await start(settings=held.settings)
+    held_model = HeldModel(Reply(text=["Hel", "lo", "."]))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
     run_id = (await submitted(api))["run_id"]
     async with api.get(f"{RUNS}/{run_id}/events") as response:
         stream = Stream(response)
-        held.let(2)
+        held_model.let(2)
         await stream.until(lambda item: item.data["event"] == "message.delta")
-    held.let_all()
+    held_model.let_all()
     assert (await ended(api, run_id))["output"] == "Hello."
-    await held.stop()
+    await held_model.stop()
 
 
 async def test_events_of_every_turn_can_be_followed(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with api.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}) as response:
         run_id = response.headers["X-Hermes-Run-Id"]
-    seen = await events(api, run_id)
-    assert event_data(seen, "run.started")["kind"] == "chat" and seen[-1].data["output"] == "Hello."
+    run_events = await events(api, run_id)
+    assert event_data(run_events, "run.started")["kind"] == "chat" and run_events[-1].data["output"] == "Hello."
     async with api.client.head(f"{api.url}{RUNS}/{run_id}/events") as response:
         assert response.status == 200 and response.headers["Content-Type"] == "text/event-stream"
 
@@ -352,9 +355,9 @@ async def test_client_tool_calls_end_run(api: Api) -> None:
     body = {"messages": [{"role": "user", "content": "light"}], "tools": [lamp]}
     async with api.post("/v1/chat/completions", body, headers={"X-Hermes-Session-Id": "s"}) as response:
         run_id = response.headers["X-Hermes-Run-Id"]
-    seen = await events(api, run_id)
-    assert event_data(seen, "message.completed")["phase"] == "final_answer"
-    assert [call["id"] for call in seen[-1].data["pending_calls"]] == ["call_9"]
+    run_events = await events(api, run_id)
+    assert event_data(run_events, "message.completed")["phase"] == "final_answer"
+    assert [call["id"] for call in run_events[-1].data["pending_calls"]] == ["call_9"]
     async with api.post(RUNS, {"input": "and?", "session_id": "s"}) as response:
         await read_error(response, 400, "tool_output_missing")
 
@@ -387,19 +390,19 @@ async def test_invalid_event_position_is_rejected(api: Api, query: str, header: 
 async def test_run_list_pagination(api: Api) -> None:
     api.model.script = [Reply(text=f"Answer {n}.") for n in range(5)]
     run_ids = [(await run_to_end(api, session_id=f"s{n % 2}"))["run_id"] for n in range(5)]
-    seen: list[Json] = []
+    pages: list[Json] = []
     cursor = ""
     while True:
         page = await get_json(api, f"{RUNS}?limit=2{cursor}")
         assert page["object"] == "list" and page["total"] == 5
-        seen += page["data"]
-        assert page["has_more"] == (len(seen) < 5)
+        pages += page["data"]
+        assert page["has_more"] == (len(pages) < 5)
         if page["next_cursor"] is None:
             break
         cursor = f"&cursor={page['next_cursor']}"
-    assert [run["run_id"] for run in seen] == run_ids[::-1]
-    assert [run["output"] for run in seen] == [f"Answer {n}." for n in range(4, -1, -1)]
-    assert seen[0] == await get_json(api, f"{RUNS}/{run_ids[-1]}")
+    assert [run["run_id"] for run in pages] == run_ids[::-1]
+    assert [run["output"] for run in pages] == [f"Answer {n}." for n in range(4, -1, -1)]
+    assert pages[0] == await get_json(api, f"{RUNS}/{run_ids[-1]}")
     for query, count in (("session_id=s0", 3), ("status=completed", 5), ("status=failed", 0), ("kind=chat", 0)):
         page = await get_json(api, f"{RUNS}?{query}")
         assert (len(page["data"]), page["total"]) == (count, count)
@@ -414,8 +417,8 @@ async def test_runs_of_subagents_and_other_owners_are_not_listed(api: Api) -> No
         runs.append(run_id, None, [Event(run_id, kind, 0, {}, at, 1.0) for at, kind in enumerate(kinds, 1)])
     assert [run["run_id"] for run in (await get_json(api, RUNS))["data"]] == ["run_left"]
     assert [run["run_id"] for run in (await get_json(api, f"{RUNS}?kind=subagent"))["data"]] == ["run_sub"]
-    [left] = (await get_json(api, f"{RUNS}?status=queued"))["data"]
-    assert (left["run_id"], left["status"]) == ("run_left", "queued"), "one that is to be taken up waits"
+    [queued] = (await get_json(api, f"{RUNS}?status=queued"))["data"]
+    assert (queued["run_id"], queued["status"]) == ("run_left", "queued"), "one that is to be taken up waits"
     for path in ("", "/events"):
         async with api.get(f"{RUNS}/run_theirs{path}") as response:
             await read_error(response, 404, "run_not_found")
@@ -424,14 +427,14 @@ async def test_runs_of_subagents_and_other_owners_are_not_listed(api: Api) -> No
 
 
 async def test_finished_run_can_be_deleted_and_session_stays(start: Start) -> None:
-    held = HeldModel(Reply(text="Hello."))
-    await held.start()
-    api = await start(settings=held.settings)
+    held_model = HeldModel(Reply(text="Hello."))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
     run_id = (await submitted(api))["run_id"]
-    await held.wait_for_request()
+    await held_model.wait_for_request()
     async with api.delete(f"{RUNS}/{run_id}") as response:
         await read_error(response, 409, "run_active")
-    held.let_all()
+    held_model.let_all()
     await ended(api, run_id)
     async with api.delete(f"{RUNS}/{run_id}") as response:
         assert (await read_json(response))["deleted"] is True
@@ -439,20 +442,20 @@ async def test_finished_run_can_be_deleted_and_session_stays(start: Start) -> No
         async with getattr(api, method)(f"{RUNS}/{run_id}{path}") as response:
             await read_error(response, 404, "run_not_found")
     assert (await get_json(api, f"/api/sessions/{run_id}/messages"))["total"] == 2
-    await held.stop()
+    await held_model.stop()
 
 
 # ---- steering
 
 
 async def test_run_stop(start: Start) -> None:
-    held = HeldModel(Reply(text=["Hel", "lo", "."]))
-    await held.start()
-    api = await start(settings=held.settings)
+    held_model = HeldModel(Reply(text=["Hel", "lo", "."]))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
     run_id = (await submitted(api))["run_id"]
     async with api.get(f"{RUNS}/{run_id}/events") as response:
         stream = Stream(response)
-        held.let(2)
+        held_model.let(2)
         await stream.until(lambda item: item.data["event"] == "message.delta")
         for _ in range(2):
             async with api.post(f"{RUNS}/{run_id}/stop") as stopped:
@@ -468,23 +471,23 @@ async def test_run_stop(start: Start) -> None:
     for path, body in (("stop", None), ("steer", {"text": "x"})):
         async with api.post(f"{RUNS}/{run_id}/{path}", body) as response:
             await read_error(response, 409, "run_finished")
-    held.let_all()
-    await held.stop()
+    held_model.let_all()
+    await held_model.stop()
 
 
 async def test_queued_run_stop(start: Start) -> None:
-    held = HeldModel(Reply(text="One."))
-    await held.start()
-    api = await start(settings=held.settings)
+    held_model = HeldModel(Reply(text="One."))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
     first = (await submitted(api, session_id="s"))["run_id"]
-    await held.wait_for_request()
+    await held_model.wait_for_request()
     second = (await submitted(api, session_id="s"))["run_id"]
     async with api.post(f"{RUNS}/{second}/stop") as response:
         await read_json(response)
     assert (await ended(api, second))["status"] == "cancelled"
-    held.let_all()
+    held_model.let_all()
     assert (await ended(api, first))["status"] == "completed"
-    await held.stop()
+    await held_model.stop()
 
 
 @pytest.mark.parametrize("name", ["text", "input"])
@@ -505,8 +508,8 @@ async def test_run_steer(api: Api, name: str) -> None:
     assert payload == {"run_id": run_id, "steer_id": payload["steer_id"], "accepted": True}
     go_on.set()
     await ended(api, run_id)
-    seen = await events(api, run_id)
-    accepted, applied = event_data(seen, "steer.accepted"), event_data(seen, "steer.applied")
+    run_events = await events(api, run_id)
+    accepted, applied = event_data(run_events, "steer.accepted"), event_data(run_events, "steer.applied")
     assert (accepted["steer_id"], accepted["text"]) == (payload["steer_id"], "Faster, please.")
     assert (applied["steer_ids"], applied["where"]) == ([payload["steer_id"]], "call_1")
     assert "Faster, please." in json.dumps(api.model.requests[1].body)
@@ -547,12 +550,12 @@ async def test_run_approval(api: Api) -> None:
             "object": "hermes.run.approval_response", "run_id": run_id, "choice": "once", "resolved": 1,
         }  # fmt: skip
     await ended(api, run_id)
-    seen = await events(api, run_id)
-    request = event_data(seen, "approval.request")
+    run_events = await events(api, run_id)
+    request = event_data(run_events, "approval.request")
     assert {name: request[name] for name in asked} == asked
-    answered = event_data(seen, "approval.responded")
-    assert (answered["choice"], answered["by"], answered["approval_id"]) == ("once", "user", asked["approval_id"])
-    assert json.loads(event_data(seen, "tool.completed")["result"]) == {"done": True}
+    event = event_data(run_events, "approval.responded")
+    assert (event["choice"], event["by"], event["approval_id"]) == ("once", "user", asked["approval_id"])
+    assert json.loads(event_data(run_events, "tool.completed")["result"]) == {"done": True}
     async with api.post(path, {"choice": "once"}) as response:
         await read_error(response, 409, "approval_not_active")
 

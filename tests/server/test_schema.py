@@ -113,8 +113,8 @@ async def tried(start: Start, requests: int) -> None:
     )
     document, known = await described(api), await things(api)
     headers = {"Authorization": api.client.headers["Authorization"]}
-    done = await asyncio.to_thread(hammer, document, api.url, headers, known, requests)
-    assert done >= requests
+    result = await asyncio.to_thread(hammer, document, api.url, headers, known, requests)
+    assert result >= requests
     async with api.get("/health") as response:
         assert (await read_json(response))["status"] == "ok"
 
@@ -135,5 +135,5 @@ async def test_openapi_lists_every_route_of_capabilities(api: Api) -> None:
     async with api.get("/v1/capabilities") as response:
         endpoints = (await read_json(response))["endpoints"]
     listed = {(entry["method"], entry["path"]) for entry in endpoints.values()}
-    shown = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert listed == shown
+    pairs = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert listed == pairs

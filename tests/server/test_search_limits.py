@@ -58,17 +58,17 @@ async def test_other_reads_do_not_wait_for_searches(api: Api, monkeypatch: pytes
         for path in ("/api/sessions", "/api/sessions/s", "/api/sessions/s/messages", "/v1/runs"):
             async with api.get(path) as response:
                 await read_json(response)
-    assert not any(one.done() for one in waiting)
-    for one in waiting:
-        one.cancel()
+    assert not any(waiting_task.done() for waiting_task in waiting)
+    for search_task in waiting:
+        search_task.cancel()
 
 
 async def test_search_ends_on_disconnect(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     searches = Searches(monkeypatch)
     waiting = [search(api) for _ in range(SLOW_READERS_MAX)]
     await searches.running()
-    for one in waiting:
-        one.cancel()
+    for search_task in waiting:
+        search_task.cancel()
     searches.end()
     async with asyncio.timeout(PATIENCE_S), api.get(SEARCH) as response:
         assert [match["session_id"] for match in (await read_json(response))["data"]] == ["s"]

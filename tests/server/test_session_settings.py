@@ -254,37 +254,41 @@ async def test_session_compaction_on_request(start: Start) -> None:
     ids = add_messages(api, 30)
     headers = {"Idempotency-Key": "once"}
     async with api.post(f"{SESSIONS}/s/compact", {"focus": "the foxes"}, headers=headers) as response:
-        done = await read_json(response)
-        assert response.headers["X-Hermes-Run-Id"] == done["run_id"]
-    assert (done["object"], done["session_id"], done["compacted"]) == ("hermes.session.compaction", "s", True)
-    assert 0 < done["tokens_after"] < done["tokens_before"]
-    assert 0 < done["messages_archived"] < len(ids)
-    assert done["usage"]["output_tokens"] >= 0
+        payload = await read_json(response)
+        assert response.headers["X-Hermes-Run-Id"] == payload["run_id"]
+    assert (payload["object"], payload["session_id"], payload["compacted"]) == ("hermes.session.compaction", "s", True)
+    assert 0 < payload["tokens_after"] < payload["tokens_before"]
+    assert 0 < payload["messages_archived"] < len(ids)
+    assert payload["usage"]["output_tokens"] >= 0
     assert "the foxes" in str(api.model.requests[0].body)
     body = await get_json(api, f"{SESSIONS}/s/messages")
     assert [message["id"] for message in body["data"]] == ids
     async with api.post(f"{SESSIONS}/s/compact", {"focus": "the foxes"}, headers=headers) as response:
-        assert await read_json(response) == done
+        assert await read_json(response) == payload
     assert len(api.model.requests) == 1
     async with api.post(f"{SESSIONS}/s/chat", {"message": "Foxes?"}) as response:
         await read_json(response)
-    asked = str(api.model.requests[1].body)
-    assert "They spoke of foxes." in asked and "question 12" not in asked and "Foxes?" in asked
+    summary_request = str(api.model.requests[1].body)
+    assert (
+        "They spoke of foxes." in summary_request
+        and "question 12" not in summary_request
+        and "Foxes?" in summary_request
+    )
 
 
 async def test_short_session_is_not_compacted(api: Api) -> None:
     await create_session(api, id="s")
     db_of(api).append_message("s", "user", "hi")
     async with api.post(f"{SESSIONS}/s/compact") as response:
-        done = await read_json(response)
-    assert (done["compacted"], done["messages_archived"], done["tokens_before"]) == (False, 0, None)
+        body = await read_json(response)
+    assert (body["compacted"], body["messages_archived"], body["tokens_before"]) == (False, 0, None)
     assert api.model.requests == []
 
 
 async def test_busy_session_is_not_compacted(start: Start) -> None:
-    held = HeldModel(Reply(text="Slowly."))
-    await held.start()
-    api = await start(settings=held.settings)
+    held_model = HeldModel(Reply(text="Slowly."))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
     await create_session(api, id="s")
     turn = asyncio.ensure_future(_session_chat(api, "s"))
     await eventually(
@@ -292,9 +296,9 @@ async def test_busy_session_is_not_compacted(start: Start) -> None:
     )
     async with api.post(f"{SESSIONS}/s/compact") as response:
         await read_error(response, 409, "session_busy")
-    held.let_all()
+    held_model.let_all()
     await turn
-    await held.stop()
+    await held_model.stop()
 
 
 @pytest.mark.parametrize(

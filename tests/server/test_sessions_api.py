@@ -53,14 +53,14 @@ async def streamed(api: Api, session_id: str, message: Any = "hi", headers: Any 
         return await stream_of(response)
 
 
-def names(seen: list[Frame]) -> list[str]:
+def names(frames: list[Frame]) -> list[str]:
     """The events of a stream, one of each that follow each other."""
-    events = [str(item.event) for item in seen]
+    events = [str(item.event) for item in frames]
     return [name for at, name in enumerate(events) if at == 0 or events[at - 1] != name]
 
 
-def event_data(seen: list[Frame], name: str) -> Json:
-    [item] = [item.data for item in seen if item.event == name]
+def event_data(frames: list[Frame], name: str) -> Json:
+    [item] = [item.data for item in frames if item.event == name]
     return dict(item)
 
 
@@ -147,8 +147,8 @@ async def test_session_update_is_atomic(api: Api) -> None:
     body: Json = {"title": None, "archived": "true", "model": "m", "system_prompt": None, "end_reason": "done"}
     async with api.patch(f"{SESSIONS}/a", body) as response:
         session = (await read_json(response))["session"]
-    shown = {name: session[name] for name in ("title", "archived", "model", "has_system_prompt", "end_reason")}
-    assert shown == {"title": None, "archived": True, "model": "m", "has_system_prompt": False, "end_reason": "done"}
+    visible = {name: session[name] for name in ("title", "archived", "model", "has_system_prompt", "end_reason")}
+    assert visible == {"title": None, "archived": True, "model": "m", "has_system_prompt": False, "end_reason": "done"}
     async with api.patch(f"{SESSIONS}/a", {"end_reason": "again", "archived": None}) as response:
         session = (await read_json(response))["session"]
     assert session["end_reason"] == "done", "the first reason stands"
@@ -160,17 +160,17 @@ async def test_session_update_is_atomic(api: Api) -> None:
 
 async def test_session_list_pagination_has_no_gap_or_repetition(api: Api) -> None:
     ids = [(await create_session(api, title=f"t{n}"))["id"] for n in range(5)]
-    seen: list[str] = []
+    texts: list[str] = []
     cursor = ""
     while True:
         page = await get_json(api, f"{SESSIONS}?limit=2{cursor}")
         assert page["object"] == "list" and page["total"] == 5 and page["limit"] == 2 and page["offset"] == 0
-        seen += [session["id"] for session in page["data"]]
-        assert page["has_more"] == (len(seen) < 5)
+        texts += [session["id"] for session in page["data"]]
+        assert page["has_more"] == (len(texts) < 5)
         if page["next_cursor"] is None:
             break
         cursor = f"&cursor={page['next_cursor']}"
-    assert seen == ids[::-1]
+    assert texts == ids[::-1]
     page = await get_json(api, f"{SESSIONS}?limit=2&offset=4")
     assert [session["id"] for session in page["data"]] == ids[:1] and not page["has_more"]
 
@@ -259,8 +259,8 @@ async def test_messages_show_reasoning_and_hidden_rows_on_request(api: Api) -> N
     plain = (await get_json(api, f"{SESSIONS}/s/messages"))["data"]
     assert [message["content"] for message in plain] == ["gone", "answer"]
     assert set(plain[0]) == MESSAGE
-    shown = (await get_json(api, f"{SESSIONS}/s/messages", headers={"X-Hermes-Reasoning": "on"}))["data"]
-    assert shown[1]["reasoning"] == shown[1]["reasoning_content"] == "because"
+    rows = (await get_json(api, f"{SESSIONS}/s/messages", headers={"X-Hermes-Reasoning": "on"}))["data"]
+    assert rows[1]["reasoning"] == rows[1]["reasoning_content"] == "because"
     everything = (await get_json(api, f"{SESSIONS}/s/messages?include_inactive=1"))["data"]
     assert [(m["content"], m["active"]) for m in everything] == [
         ("gone", True),
@@ -273,9 +273,9 @@ async def test_messages_hide_compaction(api: Api) -> None:
     await create_session(api, id="s")
     db = db_of(api)
     ids = [db.append_message("s", "assistant" if n % 2 else "user", f"word{n}") for n in range(6)]
-    seen = db.get_messages_as_conversation("s")
+    messages = db.get_messages_as_conversation("s")
     for text in ("summary one", "summary two"):
-        db.archive_and_compact("s", [seen[0], {"role": "user", "content": text}, seen[-1]])
+        db.archive_and_compact("s", [messages[0], {"role": "user", "content": text}, messages[-1]])
     body = await get_json(api, f"{SESSIONS}/s/messages")
     assert [(m["id"], m["content"]) for m in body["data"]] == [(ids[n], f"word{n}") for n in range(6)]
     assert (body["total"], (await get_json(api, f"{SESSIONS}/s"))["session"]["message_count"]) == (6, 6)
@@ -312,18 +312,18 @@ async def test_session_search_pagination(api: Api) -> None:
         await create_session(api, id=f"s{n}", title=f"pear {n}")
         for at in range(3):
             db_of(api).append_message(f"s{n}", "user" if at else "assistant", f"pear number {at} of {n}")
-    seen: list[Any] = []
+    pairs: list[Any] = []
     cursor = ""
     while True:
         page = await get_json(api, f"{SESSIONS}/search?q=pear&limit=5&sort=newest{cursor}")
         assert page["total"] == 12
-        seen += [(hit["session_id"], hit["message_id"]) for hit in page["data"]]
+        pairs += [(hit["session_id"], hit["message_id"]) for hit in page["data"]]
         if page["next_cursor"] is None:
             break
         cursor = f"&cursor={page['next_cursor']}"
-    assert len(seen) == len(set(seen)) == 12
-    assert [hit for hit in seen if hit[1] is None] == seen[:3], "titles stand before messages"
-    texts = [hit[1] for hit in seen[3:]]
+    assert len(pairs) == len(set(pairs)) == 12
+    assert [hit for hit in pairs if hit[1] is None] == pairs[:3], "titles stand before messages"
+    texts = [hit[1] for hit in pairs[3:]]
     assert texts == sorted(texts, reverse=True)
     for query, count in (("role=assistant", 3), ("session_id=s1", 4), ("source=cli", 0)):
         assert len((await get_json(api, f"{SESSIONS}/search?q=pear&{query}"))["data"]) == count
@@ -377,9 +377,9 @@ async def test_session_export_import_round_trip(api: Api) -> None:
     bad = {**item, "id": "t", "messages": [{"role": "nobody"}]}
     for sessions, imported, skipped, errors in (([item, bad], 0, 0, 1), ([item], 1, 0, 0), ([item], 0, 1, 0)):
         async with api.post(f"{SESSIONS}/import", {"sessions": sessions}) as response:
-            done = await read_json(response)
-        assert (done["object"], done["imported"], done["skipped"]) == ("hermes.session.import", imported, skipped)
-        assert [error["index"] for error in done["errors"]] == [1] * errors
+            body = await read_json(response)
+        assert (body["object"], body["imported"], body["skipped"]) == ("hermes.session.import", imported, skipped)
+        assert [error["index"] for error in body["errors"]] == [1] * errors
     messages = (await get_json(api, f"{SESSIONS}/s/messages"))["data"]
     assert [(m["role"], m["content"]) for m in messages] == [("user", "hi"), ("assistant", "Hello.")]
 
@@ -452,10 +452,10 @@ async def test_session_fork_before_a_message_and_its_branches(api: Api) -> None:
         assert (await read_json(response, 201))["session"]["message_count"] == 0
     for session_id in ("s", "f", "g"):
         branches = (await get_json(api, f"{SESSIONS}/{session_id}/branches"))["data"]
-        assert [(one["id"], one["parent_session_id"], one["shared_messages"]) for one in branches] == [
+        assert [(branch["id"], branch["parent_session_id"], branch["shared_messages"]) for branch in branches] == [
             ("s", None, 0), ("f", "s", 1), ("g", "s", 0),
         ]  # fmt: skip
-        assert all(set(one) == FIELDS | {"shared_messages"} for one in branches)
+        assert all(set(branch) == FIELDS | {"shared_messages"} for branch in branches)
     for body, code, param in (
         ({"at_message_id": ids[0], "before_message_id": ids[0]}, "invalid_value", "before_message_id"),
         ({"before_message_id": "x"}, "invalid_type", "before_message_id"),
@@ -465,25 +465,25 @@ async def test_session_fork_before_a_message_and_its_branches(api: Api) -> None:
 
 
 async def test_session_fork_copies_finished_turns_only(start: Start) -> None:
-    held = HeldModel(Reply(text="One."), Reply(text=["Two", "."]))
-    await held.start()
-    api = await start(settings=held.settings)
+    held_model = HeldModel(Reply(text="One."), Reply(text=["Two", "."]))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
     await create_session(api, id="s")
-    held.let_all()
+    held_model.let_all()
     await chat(api, "s", "first")
-    held._open = False
-    held._gate = asyncio.Semaphore(0)
+    held_model._open = False
+    held_model._gate = asyncio.Semaphore(0)
     turn = asyncio.create_task(chat(api, "s", "second"))
-    await held.wait_for_request(2)
+    await held_model.wait_for_request(2)
     async with api.post(f"{SESSIONS}/s/fork") as response:
         fork = (await read_json(response, 201))["session"]["id"]
     running = (await get_json(api, f"{SESSIONS}/s"))["session"]["active_run_id"]
     assert running.startswith("run_")
-    held.let_all()
+    held_model.let_all()
     assert (await turn)["run_id"] == running
     copied = (await get_json(api, f"{SESSIONS}/{fork}/messages"))["data"]
     assert [message["content"] for message in copied] == ["first", "One."]
-    await held.stop()
+    await held_model.stop()
 
 
 # ---- turns
@@ -502,9 +502,9 @@ async def test_session_chat_uses_stored_history(api: Api) -> None:
         assert response.headers["X-Hermes-Run-Id"] == second["run_id"]
         assert response.headers["X-Hermes-Session-Id"] == "s"
         assert response.headers["X-Hermes-History"] == "stored; messages=2; ignored=0"
-    asked = api.model.requests[1]
-    assert sent(asked) == [("user", "first"), ("assistant", "One."), ("user", "second")]
-    assert "Speak plainly." in system_of(asked) and "In short." in system_of(asked)
+    request = api.model.requests[1]
+    assert sent(request) == [("user", "first"), ("assistant", "One."), ("user", "second")]
+    assert "Speak plainly." in system_of(request) and "In short." in system_of(request)
     session = (await get_json(api, f"{SESSIONS}/s"))["session"]
     assert session["message_count"] == 4 and session["active_run_id"] is None and session["api_call_count"] == 2
 
@@ -565,12 +565,12 @@ async def test_failed_session_chat_is_reported(api: Api) -> None:
 
 
 async def test_busy_session_is_not_deleted_and_takes_no_second_turn(start: Start) -> None:
-    held = HeldModel(Reply(text="Hello."))
-    await held.start()
-    api = await start(settings=held.settings, session_wait_seconds=0)
+    held_model = HeldModel(Reply(text="Hello."))
+    await held_model.start()
+    api = await start(settings=held_model.settings, session_wait_seconds=0)
     await create_session(api, id="s")
     turn = asyncio.create_task(chat(api, "s"))
-    await held.wait_for_request()
+    await held_model.wait_for_request()
     async with api.delete(f"{SESSIONS}/s") as response:
         await read_error(response, 409, "session_busy")
         assert response.headers["Retry-After"] == "1"
@@ -580,13 +580,13 @@ async def test_busy_session_is_not_deleted_and_takes_no_second_turn(start: Start
         assert response.headers["X-Hermes-Run-Id"] == running
     async with api.patch(f"{SESSIONS}/s", {"title": "Meanwhile"}) as response:
         await read_json(response)
-    held.let_all()
+    held_model.let_all()
     assert (await turn)["run_id"] == running
     async with api.delete(f"{SESSIONS}/s") as response:
         assert await read_json(response) == {"object": "hermes.session.deleted", "id": "s", "deleted": True}
     async with api.get(f"/v1/runs/{running}") as response:
         await read_error(response, 404, "run_not_found")
-    await held.stop()
+    await held_model.stop()
 
 
 # ---- streams
@@ -599,35 +599,35 @@ async def test_session_stream_event_order(api: Api) -> None:
         Reply(text=["All", " done."]),
     ]
     await create_session(api, id="s")
-    seen = await streamed(api, "s", "shopping")
-    assert names(seen) == [
+    events = await streamed(api, "s", "shopping")
+    assert names(events) == [
         "run.started", "message.started", "assistant.delta", "tool.started", "tool.completed", "assistant.delta",
         "assistant.completed", "run.completed", "done",
     ]  # fmt: skip
-    assert [item.data["seq"] for item in seen] == list(range(1, len(seen) + 1))
-    run_id = seen[0].data["run_id"]
-    assert {(item.data["session_id"], item.data["run_id"]) for item in seen} == {("s", run_id)}
-    assert all(isinstance(item.data["ts"], float) and item.id is None for item in seen)
-    assert event_data(seen, "run.started")["user_message"] == {"role": "user", "content": "shopping"}
-    message = event_data(seen, "message.started")["message"]
+    assert [item.data["seq"] for item in events] == list(range(1, len(events) + 1))
+    run_id = events[0].data["run_id"]
+    assert {(item.data["session_id"], item.data["run_id"]) for item in events} == {("s", run_id)}
+    assert all(isinstance(item.data["ts"], float) and item.id is None for item in events)
+    assert event_data(events, "run.started")["user_message"] == {"role": "user", "content": "shopping"}
+    message = event_data(events, "message.started")["message"]
     assert message["role"] == "assistant"
-    deltas = [item.data for item in seen if item.event == "assistant.delta"]
+    deltas = [item.data for item in events if item.event == "assistant.delta"]
     assert "".join(delta["delta"] for delta in deltas) == "Let me see.\n\nAll done."
     assert {delta["message_id"] for delta in deltas} == {message["id"]}
-    started, finished = event_data(seen, "tool.started"), event_data(seen, "tool.completed")
+    started, finished = event_data(events, "tool.started"), event_data(events, "tool.completed")
     assert (started["tool_name"], started["tool_call_id"], started["args"]) == ("todo", "call_1", todo)
     assert {name: finished[name] for name in ("args", "preview", "error")} == {
         "args": todo, "preview": started["preview"], "error": False,
     }  # fmt: skip
     assert "milk" in finished["result"] and finished["duration"] >= 0
-    whole = event_data(seen, "assistant.completed")
+    whole = event_data(events, "assistant.completed")
     assert (whole["content"], whole["completed"], whole["interrupted"]) == ("All done.", True, False)
-    done = event_data(seen, "run.completed")
-    assert [m["role"] for m in done["messages"]] == ["assistant", "tool", "assistant"]
-    assert [m["content"] for m in done["messages"]][::2] == ["Let me see.", "All done."]
-    assert done["messages"][0]["tool_calls"][0]["function"]["name"] == "todo"
-    assert done["messages"][1]["tool_call_id"] == "call_1"
-    assert done["usage"]["total_tokens"] == 30
+    event = event_data(events, "run.completed")
+    assert [m["role"] for m in event["messages"]] == ["assistant", "tool", "assistant"]
+    assert [m["content"] for m in event["messages"]][::2] == ["Let me see.", "All done."]
+    assert event["messages"][0]["tool_calls"][0]["function"]["name"] == "todo"
+    assert event["messages"][1]["tool_call_id"] == "call_1"
+    assert event["usage"]["total_tokens"] == 30
     async with api.get(f"/v1/runs/{run_id}") as response:
         run = await read_json(response)
     assert (run["kind"], run["status"], run["output"]) == ("session", "completed", "All done.")
@@ -642,51 +642,53 @@ async def test_session_stream_reasoning_when_shown(api: Api) -> None:
 
 
 async def test_session_stream_first_events_are_immediate(start: Start) -> None:
-    held = HeldModel(Reply(text=["He", "llo."]))
-    await held.start()
-    api = await start(settings=held.settings)
+    held_model = HeldModel(Reply(text=["He", "llo."]))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
     await create_session(api, id="s")
     async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "hi"}) as response:
         stream = Stream(response)
         assert [(await stream.next()).event for _ in range(2)] == ["run.started", "message.started"]
-        held.let_all()
+        held_model.let_all()
         assert (await stream.rest())[-1].event == "done"
-    await held.stop()
+    await held_model.stop()
 
 
 async def test_session_stream_failure_ends_with_error(api: Api) -> None:
     api.model.script = [Reply(status=401, error="bad key"), Reply(text="Half an ans", finish="length")]
     await create_session(api, id="s")
-    seen = await streamed(api, "s")
-    assert names(seen)[-4:] == ["assistant.completed", "error", "run.failed", "done"]
-    assert event_data(seen, "error")["code"] == event_data(seen, "run.failed")["error_code"] == "provider_auth_failed"
-    assert event_data(seen, "error")["message"] == event_data(seen, "run.failed")["error"]
-    assert event_data(seen, "run.failed")["messages"] == []
-    seen = await streamed(api, "s", max_tokens=5)
-    assert event_data(seen, "assistant.completed")["content"] == "Half an ans"
-    assert event_data(seen, "run.failed")["error_code"] == "output_truncated"
-    assert [m["content"] for m in event_data(seen, "run.failed")["messages"]] == ["Half an ans"]
+    events = await streamed(api, "s")
+    assert names(events)[-4:] == ["assistant.completed", "error", "run.failed", "done"]
+    assert (
+        event_data(events, "error")["code"] == event_data(events, "run.failed")["error_code"] == "provider_auth_failed"
+    )
+    assert event_data(events, "error")["message"] == event_data(events, "run.failed")["error"]
+    assert event_data(events, "run.failed")["messages"] == []
+    events = await streamed(api, "s", max_tokens=5)
+    assert event_data(events, "assistant.completed")["content"] == "Half an ans"
+    assert event_data(events, "run.failed")["error_code"] == "output_truncated"
+    assert [m["content"] for m in event_data(events, "run.failed")["messages"]] == ["Half an ans"]
 
 
 async def test_session_stream_interrupt_ends_as_cancelled(start: Start) -> None:
-    held = HeldModel(Reply(text=["Hel", "lo", "."]))
-    await held.start()
-    api = await start(settings=held.settings)
+    held_model = HeldModel(Reply(text=["Hel", "lo", "."]))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
     await create_session(api, id="s")
     async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "hi"}) as response:
         stream = Stream(response)
-        held.let(2)
-        seen = await stream.until(lambda item: item.event == "assistant.delta")
-        async with api.post(f"/v1/runs/{seen[0].data['run_id']}/stop") as stopped:
+        held_model.let(2)
+        frames = await stream.until(lambda item: item.event == "assistant.delta")
+        async with api.post(f"/v1/runs/{frames[0].data['run_id']}/stop") as stopped:
             assert (await read_json(stopped))["status"] == "stopping"
-        seen += await stream.rest()
-    assert names(seen)[-3:] == ["assistant.completed", "run.cancelled", "done"]
-    assert event_data(seen, "run.cancelled")["reason"] == "stop"
-    whole = event_data(seen, "assistant.completed")
+        frames += await stream.rest()
+    assert names(frames)[-3:] == ["assistant.completed", "run.cancelled", "done"]
+    assert event_data(frames, "run.cancelled")["reason"] == "stop"
+    whole = event_data(frames, "assistant.completed")
     assert whole["interrupted"] and not whole["completed"] and whole["content"].startswith("Hel")
-    assert [m["content"] for m in event_data(seen, "run.cancelled")["messages"]] == [whole["content"]]
-    held.let_all()
-    await held.stop()
+    assert [m["content"] for m in event_data(frames, "run.cancelled")["messages"]] == [whole["content"]]
+    held_model.let_all()
+    await held_model.stop()
 
 
 async def test_session_stream_clarify_is_answered_through_run(api: Api) -> None:
@@ -695,19 +697,23 @@ async def test_session_stream_clarify_is_answered_through_run(api: Api) -> None:
     await create_session(api, id="s")
     async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "paint it"}) as response:
         stream = Stream(response)
-        seen = await stream.until(lambda item: item.event == "clarify.request")
-        asked = seen[-1].data
-        assert (asked["question"], asked["choices"], asked["tool_call_id"]) == ("Which?", ["red", "blue"], "call_1")
-        async with api.get(f"/v1/runs/{asked['run_id']}") as looked:
+        frames = await stream.until(lambda item: item.event == "clarify.request")
+        request = frames[-1].data
+        assert (request["question"], request["choices"], request["tool_call_id"]) == (
+            "Which?",
+            ["red", "blue"],
+            "call_1",
+        )
+        async with api.get(f"/v1/runs/{request['run_id']}") as looked:
             run = await read_json(looked)
-        assert run["status"] == "waiting_for_input" and run["pending_question"]["request_id"] == asked["request_id"]
-        async with api.post(f"/v1/runs/{asked['run_id']}/clarify", {"answer": "red"}) as answered:
-            assert await read_json(answered) == {
-                "object": "hermes.run.clarify_response", "run_id": asked["run_id"], "request_id": asked["request_id"],
+        assert run["status"] == "waiting_for_input" and run["pending_question"]["request_id"] == request["request_id"]
+        async with api.post(f"/v1/runs/{request['run_id']}/clarify", {"answer": "red"}) as clarify_response:
+            assert await read_json(clarify_response) == {
+                "object": "hermes.run.clarify_response", "run_id": request["run_id"], "request_id": request["request_id"],
             }  # fmt: skip
-        seen += await stream.rest()
-    assert event_data(seen, "clarify.responded")["answered"] is True
-    assert '"red"' in event_data(seen, "tool.completed")["result"]
+        frames += await stream.rest()
+    assert event_data(frames, "clarify.responded")["answered"] is True
+    assert '"red"' in event_data(frames, "tool.completed")["result"]
 
 
 async def test_session_stream_tool_output(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -720,25 +726,25 @@ async def test_session_stream_tool_output(api: Api, monkeypatch: pytest.MonkeyPa
     offer(api, "work", work)
     api.model.script = [Reply(tool_calls=[Call("work", id="call_1")]), Reply(text="Done.")]
     await create_session(api, id="s")
-    seen = await streamed(api, "s")
-    output = event_data(seen, "tool.output")
+    events = await streamed(api, "s")
+    output = event_data(events, "tool.output")
     assert (output["tool_call_id"], output["offset"], output["text"]) == ("call_1", 0, "half way\n")
-    assert len(event_data(seen, "tool.completed")["result"]) == 20_000
+    assert len(event_data(events, "tool.completed")["result"]) == 20_000
 
 
 @pytest.mark.parametrize("path", ["chat", "chat/stream"])
 async def test_session_chat_continues_after_disconnect(start: Start, path: str) -> None:
-    held = HeldModel(Reply(text=["Hel", "lo."]))
-    await held.start()
-    api = await start(settings=held.settings)
+    held_model = HeldModel(Reply(text=["Hel", "lo."]))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
     await create_session(api, id="s")
     request = asyncio.create_task(api.post(f"{SESSIONS}/s/{path}", {"message": "hi"}).__aenter__())
-    await held.wait_for_request()
+    await held_model.wait_for_request()
     if path == "chat":
         request.cancel()
     else:
         (await request).close()
-    held.let_all()
+    held_model.let_all()
 
     async def rows() -> list[Json]:
         data: list[Json] = (await get_json(api, f"{SESSIONS}/s/messages"))["data"]
@@ -749,28 +755,28 @@ async def test_session_chat_continues_after_disconnect(start: Start, path: str) 
     async with api.get(f"/v1/runs/{result[1]['run_id']}") as response:
         run = await eventually(lambda: get_json(api, f"/v1/runs/{result[1]['run_id']}"), lambda run: run["finished_at"])
         assert response.status == 200 and run["status"] == "completed"
-    await held.stop()
+    await held_model.stop()
 
 
 async def test_session_stream_of_resumable_turn_has_no_end(start: Start) -> None:
-    held = HeldModel(Reply(text=["Hel", "lo", "."]))
-    await held.start()
-    api = await start(settings=held.settings)
+    held_model = HeldModel(Reply(text=["Hel", "lo", "."]))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
     await create_session(api, id="s")
     async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "hi"}) as response:
         stream = Stream(response)
-        held.let(1)
-        seen = await stream.until(lambda item: item.event == "assistant.delta")
-        run_id = seen[0].data["run_id"]
+        held_model.let(1)
+        frames = await stream.until(lambda item: item.event == "assistant.delta")
+        run_id = frames[0].data["run_id"]
         async with api.get(f"/v1/runs/{run_id}/events") as following:
             await api.app.engine.drain(0.0)
-            seen += await stream.rest()
+            frames += await stream.rest()
             assert ": stream closed" not in await following.text()
-    assert {item.event for item in seen} == {"run.started", "message.started", "assistant.delta"}
+    assert {item.event for item in frames} == {"run.started", "message.started", "assistant.delta"}
     run = await get_json(api, f"/v1/runs/{run_id}")
     assert (run["status"], run["finished_at"]) == ("queued", None)
-    held.let_all()
-    await held.stop()
+    held_model.let_all()
+    await held_model.stop()
 
 
 async def test_sessions_without_database_are_503(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,7 +283,7 @@ async def test_profiles_have_sign_ins_of_their_own(home_folder: Path) -> None:
             await read_error(response, 401, "invalid_api_key")
         await sign_in(client, url, ROOT_KEY)
         assert (await who(client, f"{url}/p/a"))["signed_in"] and (await who(client, url))["signed_in"]
-        [profile_token] = [one.value for one in client.cookie_jar if "_a_" in one.key]
+        [profile_token] = [cookie.value for cookie in client.cookie_jar if "_a_" in cookie.key]
         async with aiohttp.request(
             "GET", f"{url}/v1/models", cookies={f"hermes_default_{URL(url).port}": profile_token}
         ) as response:

@@ -70,17 +70,17 @@ async def api(start: Start, home_folder: Path) -> Api:
 @pytest.mark.parametrize("writer", SCOPES)
 @pytest.mark.parametrize("category", ["", "drinks"])
 async def test_skill_is_written_to_own_scope(api: Api, home_folder: Path, writer: str, category: str) -> None:
-    given = {"category": category} if category else {}
+    category_field = {"category": category} if category else {}
     result = await use(
-        api, writer, "skill_manage", action="create", name="written", content=text_of("written"), **given
+        api, writer, "skill_manage", action="create", name="written", content=text_of("written"), **category_field
     )
     place = home_folder / "skills" / SCOPES[writer][2] / category / "written" / "SKILL.md"
     assert result["path"].endswith("written/SKILL.md") and place.read_text() == text_of("written")
     for reader in SCOPES:
         own = reader == writer or writer == "default"
         assert await skill_names(api, reader) == ({"shared", "written"} if own else {"shared"})
-        seen = await use(api, reader, "skill_view", name="written")
-        assert ("Do written." in seen.get("content", "")) is own
+        view = await use(api, reader, "skill_view", name="written")
+        assert ("Do written." in view.get("content", "")) is own
     # The command line is the default owner's.
     names = {skill.name for skill in find_skills(config.load(home.resolve()))}
     assert names == ({"shared", "written"} if writer == "default" else {"shared"})
@@ -97,9 +97,9 @@ async def test_shared_skill_is_read_only_to_other_owners(api: Api, home_folder: 
     assert (folder / "SKILL.md").read_text() == text_of("shared")
 
 
-@pytest.mark.parametrize("given", [{"name": "scopes"}, {"name": "tea", "category": "scopes"}])
-async def test_scopes_folder_is_not_a_skill_or_category(api: Api, given: Json) -> None:
-    args = {"action": "create", "content": text_of(given["name"]), **given}
+@pytest.mark.parametrize("arguments", [{"name": "scopes"}, {"name": "tea", "category": "scopes"}])
+async def test_scopes_folder_is_not_a_skill_or_category(api: Api, arguments: Json) -> None:
+    args = {"action": "create", "content": text_of(arguments["name"]), **arguments}
     assert (await use(api, "default", "skill_manage", **args))["code"] == "invalid_arguments"
 
 

@@ -84,4 +84,4 @@ async def test_response_branch_is_pruned_as_well(api: Api) -> None:
             assert response.status == 200, await response.text()
             session_ids.add(response.headers["X-Hermes-Session-Id"])
     assert len(session_ids) == 2
-    assert [is_left_after_a_month(api, one) for one in sorted(session_ids)] == [False, False]
+    assert [is_left_after_a_month(api, session_id) for session_id in sorted(session_ids)] == [False, False]

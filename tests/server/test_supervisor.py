@@ -79,19 +79,19 @@ async def test_systemd_watchdog_depends_on_store_writer(
     async with serving(home):
         await until(lambda: manager.hears("WATCHDOG=1"))
         engine = (await current(home)).store.blocking.engine
-        began, go_on = asyncio.Event(), asyncio.Event()
+        started, go_on = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def hold(_: object) -> None:
-            loop.call_soon_threadsafe(began.set)
+            loop.call_soon_threadsafe(started.set)
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
 
-        held = asyncio.create_task(asyncio.to_thread(engine.exclusive, hold))
-        await began.wait()
+        task = asyncio.create_task(asyncio.to_thread(engine.exclusive, hold))
+        await started.wait()
         await until(lambda: manager.hears("STATUS=The database does not answer."))
         manager.notifications.clear()
         go_on.set()
-        await held
+        await task
         await until(lambda: manager.hears("WATCHDOG=1"))
 
 

@@ -88,21 +88,21 @@ class ProcessTree:
     async def ended(self, run_id: str) -> list[Json]:
         """A run's events. When the last one comes, nothing of the tree is there any more."""
         async with self.api.get(f"/v1/runs/{run_id}/events") as response:
-            stream, seen = Stream(response), list[Json]()
-            while not seen or seen[-1]["event"] not in ENDS:
-                seen.append((await stream.next(SURELY_S)).data)
-            assert running(self.mark) == [], seen[-1]
-        return seen
+            stream, events = Stream(response), list[Json]()
+            while not events or events[-1]["event"] not in ENDS:
+                events.append((await stream.next(SURELY_S)).data)
+            assert running(self.mark) == [], events[-1]
+        return events
 
     async def stop(self, run_id: str) -> list[Json]:
         """Stop a run; its end comes soon."""
         async with self.api.post(f"/v1/runs/{run_id}/stop") as response:
             assert (await read_json(response))["status"] == "stopping"
-        began = time.monotonic()
-        seen = await self.ended(run_id)
-        assert time.monotonic() - began < GONE_S
-        assert (seen[-1]["event"], seen[-1]["reason"]) == ("run.cancelled", "stop")
-        return seen
+        started_at = time.monotonic()
+        events = await self.ended(run_id)
+        assert time.monotonic() - started_at < GONE_S
+        assert (events[-1]["event"], events[-1]["reason"]) == ("run.cancelled", "stop")
+        return events
 
 
 def waiting(mark: str) -> list[str]:
@@ -165,9 +165,9 @@ def terminal(command: str = "sh tree.sh", **arguments: Any) -> Call:
     return Call("terminal", {"command": command, **arguments}, id="call_t")
 
 
-def told_of(seen: list[Json], call_id: str) -> tuple[str, Json]:
+def told_of(items: list[Json], call_id: str) -> tuple[str, Json]:
     """How a call ended, and what the model was answered."""
-    [event] = [event for event in seen if event["event"] == "tool.completed" and event["tool_call_id"] == call_id]
+    [event] = [event for event in items if event["event"] == "tool.completed" and event["tool_call_id"] == call_id]
     result = event["result"] or "{}"
     if result.startswith("["):  # the frame of what may come from outside
         result = result.split("\n", 1)[1].rsplit("\n", 1)[0]
@@ -200,11 +200,11 @@ async def test_interrupt_ends_script_and_children(process_tree: ProcessTree, own
     process_tree.plant("sleep {mark}")
     run_id = await process_tree.submit(Call("execute_code", {"code": SCRIPT + SCRIPTS[own]}, id="call_x"))
     await process_tree.grown((TREE_SIZE + 1) * (2 if own == "is in a call" else 1))
-    seen = await process_tree.stop(run_id)
-    status, answer = told_of(seen, "call_x")
+    events = await process_tree.stop(run_id)
+    status, answer = told_of(events, "call_x")
     assert (status, answer["exit_code"], answer["stdout"]) == ("interrupted", 130, "ready\n")
     if own == "is in a call":
-        assert told_of(seen, "call_x.1")[0] == "interrupted"
+        assert told_of(events, "call_x.1")[0] == "interrupted"
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -218,11 +218,11 @@ async def test_disconnect_ends_command_and_children(process_tree: ProcessTree, s
     async with process_tree.api.get("/v1/runs") as response:
         [run] = (await read_json(response))["data"]
     wire.reset()
-    began = time.monotonic()
-    seen = await process_tree.ended(run["run_id"])
-    assert time.monotonic() - began < 2 * GONE_S, "noticed within a second, over within another"
-    assert (seen[-1]["event"], seen[-1]["reason"]) == ("run.cancelled", "client_disconnected")
-    assert told_of(seen, "call_t")[0] == "interrupted"
+    started_at = time.monotonic()
+    events = await process_tree.ended(run["run_id"])
+    assert time.monotonic() - started_at < 2 * GONE_S, "noticed within a second, over within another"
+    assert (events[-1]["event"], events[-1]["reason"]) == ("run.cancelled", "client_disconnected")
+    assert told_of(events, "call_t")[0] == "interrupted"
 
 
 async def test_interrupt_reaches_processes_of_subagent(process_tree: ProcessTree) -> None:
@@ -247,22 +247,22 @@ async def test_interrupt_reaches_processes_of_subagent(process_tree: ProcessTree
 
 async def test_finished_command_leaves_no_process(process_tree: ProcessTree) -> None:
     process_tree.plant("echo over")
-    seen = await process_tree.ended(await process_tree.submit(terminal()))
-    status, answer = told_of(seen, "call_t")
-    assert (seen[-1]["event"], status, answer["output"]) == ("run.completed", "ok", "over\n")
+    events = await process_tree.ended(await process_tree.submit(terminal()))
+    status, answer = told_of(events, "call_t")
+    assert (events[-1]["event"], status, answer["output"]) == ("run.completed", "ok", "over\n")
 
 
 async def test_failed_run_leaves_no_process(process_tree: ProcessTree) -> None:
     process_tree.plant("echo over")
-    seen = await process_tree.ended(await process_tree.submit(terminal(), Reply(status=401, error="no")))
-    assert (seen[-1]["event"], seen[-1]["error_code"]) == ("run.failed", "provider_auth_failed")
+    events = await process_tree.ended(await process_tree.submit(terminal(), Reply(status=401, error="no")))
+    assert (events[-1]["event"], events[-1]["error_code"]) == ("run.failed", "provider_auth_failed")
 
 
 async def test_command_timeout_leaves_no_process(process_tree: ProcessTree) -> None:
     process_tree.plant(STUBBORN)
-    seen = await process_tree.ended(await process_tree.submit(terminal(timeout=1)))
-    status, answer = told_of(seen, "call_t")
-    assert (seen[-1]["event"], status, answer["exit_code"]) == ("run.completed", "timeout", 124)
+    events = await process_tree.ended(await process_tree.submit(terminal(timeout=1)))
+    status, answer = told_of(events, "call_t")
+    assert (events[-1]["event"], status, answer["exit_code"]) == ("run.completed", "timeout", 124)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -270,8 +270,8 @@ async def test_command_timeout_leaves_no_process(process_tree: ProcessTree) -> N
 async def test_turn_timeout_leaves_no_process(process_tree: ProcessTree, tool: str) -> None:
     process_tree.plant(STUBBORN)
     call = terminal() if tool == "terminal" else Call("execute_code", {"code": SCRIPT + SCRIPTS["is deaf"]})
-    seen = await process_tree.ended(await process_tree.submit(call, **{"X-Hermes-Timeout": "1"}))
-    assert (seen[-1]["event"], seen[-1]["error_code"]) == ("run.failed", "turn_timeout")
+    events = await process_tree.ended(await process_tree.submit(call, **{"X-Hermes-Timeout": "1"}))
+    assert (events[-1]["event"], events[-1]["error_code"]) == ("run.failed", "turn_timeout")
 
 
 # ---- in the background
@@ -296,16 +296,16 @@ async def test_ended_turn_ends_its_background_processes(process_tree: ProcessTre
         async with process_tree.api.get("/v1/runs") as response:
             [run] = (await read_json(response))["data"]
         wire.reset()
-        seen = await process_tree.ended(run["run_id"])
-        assert (seen[-1]["event"], seen[-1]["reason"]) == ("run.cancelled", "client_disconnected")
+        events = await process_tree.ended(run["run_id"])
+        assert (events[-1]["event"], events[-1]["reason"]) == ("run.cancelled", "client_disconnected")
         return
     headers = {"X-Hermes-Timeout": "2"} if way == "timeout" else {}
     async with process_tree.api.post("/v1/runs", {"input": "Go."}, headers=headers) as response:
         run_id = (await read_json(response, 202))["run_id"]
     await process_tree.grown(TREE_SIZE + 1)
-    seen = await (process_tree.stop(run_id) if way == "stop" else process_tree.ended(run_id))
-    assert seen[-1]["event"] == ("run.cancelled" if way == "stop" else "run.failed")
-    assert not [event for event in seen if event["event"].startswith("steer")], "nobody waits to be told"
+    events = await (process_tree.stop(run_id) if way == "stop" else process_tree.ended(run_id))
+    assert events[-1]["event"] == ("run.cancelled" if way == "stop" else "run.failed")
+    assert not [event for event in events if event["event"].startswith("steer")], "nobody waits to be told"
 
 
 @pytest.mark.usefixtures("impatient")
@@ -314,10 +314,12 @@ async def test_interrupt_ends_background_processes_of_finished_subagent(process_
 
     def handle(request: Request) -> Reply:
         goals = [turn.text for turn in request.turns if turn.role == "user"]
-        done = any(turn.role == "tool" for turn in request.turns)
+        result = any(turn.role == "tool" for turn in request.turns)
         if goals[-1].startswith("Grow"):
-            return Reply(text="Grown.") if done else Reply(tool_calls=[terminal(background=True)])
-        return Reply(text="Wait", stall_at=1) if done else Reply(tool_calls=[Call("delegate_task", {"goal": "Grow."})])
+            return Reply(text="Grown.") if result else Reply(tool_calls=[terminal(background=True)])
+        return (
+            Reply(text="Wait", stall_at=1) if result else Reply(tool_calls=[Call("delegate_task", {"goal": "Grow."})])
+        )
 
     process_tree.api.model.handler = handle
     run_id = await process_tree.submit(terminal())
@@ -369,10 +371,10 @@ async def test_interrupt_before_command_starts_ends_it(
     process_tree.plant("sleep {mark}")
     code = Call("execute_code", {"code": SCRIPT + SCRIPTS["waits"]}, id="call_t")
     call = {"terminal": terminal(), "background": terminal(background=True), "execute_code": code}[tool]
-    begin, asked, gate, pids = base.Sandbox._begin, asyncio.Event(), asyncio.Event(), list[int]()
+    begin, requested, gate, pids = base.Sandbox._begin, asyncio.Event(), asyncio.Event(), list[int]()
 
     async def slowly(sandbox: base.Sandbox, command: base.Command) -> base.Process:
-        asked.set()
+        requested.set()
         await gate.wait()
         process = await begin(sandbox, command)
         pids.append(process.pid)
@@ -380,12 +382,12 @@ async def test_interrupt_before_command_starts_ends_it(
 
     monkeypatch.setattr(base.Sandbox, "_begin", slowly)
     run_id = await process_tree.submit(call)
-    await asyncio.wait_for(asked.wait(), SURELY_S)
+    await asyncio.wait_for(requested.wait(), SURELY_S)
     await read_json(await process_tree.api.post(f"/v1/runs/{run_id}/stop"))
     gate.set()
-    seen = await process_tree.ended(run_id)
-    assert seen[-1]["event"] == "run.cancelled"
-    assert told_of(seen, "call_t")[0] == "interrupted"
+    events = await process_tree.ended(run_id)
+    assert events[-1]["event"] == "run.cancelled"
+    assert told_of(events, "call_t")[0] == "interrupted"
     assert len(pids) == 1 and not os.path.exists(f"/proc/{pids[0]}")
 
 
@@ -402,12 +404,12 @@ async def test_signal_before_command_starts_is_not_lost(tmp_path: Path, backend:
     for _ in range(20):
         process = await sandbox.spawn(argv)
         await asyncio.sleep(odds.uniform(0, 0.04))
-        began = time.monotonic()
+        started_at = time.monotonic()
         async with process:
             process.interrupt()
             data = b"".join([data async for data in process.chunks()])
             assert (await process.wait(), process.ended_by, data) == (130, "interrupted", b"")
-        assert time.monotonic() - began < GONE_S
+        assert time.monotonic() - started_at < GONE_S
     await sandbox.stop()
 
 

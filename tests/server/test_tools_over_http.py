@@ -119,10 +119,10 @@ async def test_terminal(conversation: Conversation) -> None:
     ended = [(event["status"], event["error"]) for event in turn.run_events("tool.completed")]
     assert ended == [("ok", False), ("ok", False), ("timeout", True)]
     if conversation.surface == "session":
-        shown = [one for one in turn.stream_frames("tool.output") if one["tool_call_id"] == "call_1"]
-        assert "".join(one["text"] for one in shown) == "out\nerr\n"
-        assert [one["offset"] for one in shown] == sorted({one["offset"] for one in shown})
-        assert {one["stream"] for one in shown} == {"stdout"}
+        entries = [frame for frame in turn.stream_frames("tool.output") if frame["tool_call_id"] == "call_1"]
+        assert "".join(output["text"] for output in entries) == "out\nerr\n"
+        assert [output["offset"] for output in entries] == sorted({output["offset"] for output in entries})
+        assert {output["stream"] for output in entries} == {"stdout"}
 
 
 async def test_terminal_output_is_streamed_to_run_events(start: Start, home_folder: Path) -> None:
@@ -134,17 +134,17 @@ async def test_terminal_output_is_streamed_to_run_events(start: Start, home_fold
         run_id = (await read_json(response, 202))["run_id"]
     async with api.get(f"/v1/runs/{run_id}/events") as response:
         stream = Stream(response)
-        seen = await stream.until(lambda frame: frame.data["event"] == "tool.output")
+        frames = await stream.until(lambda frame: frame.data["event"] == "tool.output")
         (home_folder / "workspace/go").touch()
-        seen += await stream.rest()
-    shown = [frame.data for frame in seen if frame.data["event"] == "tool.output"]
-    assert [(one["stream"], one["offset"], one["text"]) for one in shown] == [
+        frames += await stream.rest()
+    data = [frame.data for frame in frames if frame.data["event"] == "tool.output"]
+    assert [(output["stream"], output["offset"], output["text"]) for output in data] == [
         ("stdout", 0, "one\n"),
         ("stdout", 4, "two\n"),
     ]
-    ended = next(frame.data for frame in seen if frame.data["event"] == "tool.completed")
-    assert all(one["tool_call_id"] == ended["tool_call_id"] and one["seq"] < ended["seq"] for one in shown)
-    rest = [frame.data for frame in seen if frame.data["event"] != "tool.output"]
+    ended = next(frame.data for frame in frames if frame.data["event"] == "tool.completed")
+    assert all(output["tool_call_id"] == ended["tool_call_id"] and output["seq"] < ended["seq"] for output in data)
+    rest = [frame.data for frame in frames if frame.data["event"] != "tool.output"]
     assert await events(api, run_id) == rest, "afterwards the result tells it"
 
 
@@ -177,10 +177,12 @@ async def test_background_processes(conversation: Conversation) -> None:
         poll,
         wait,
     )
-    began, _, listed, polled, _, waited, killed, lost = turn.answers
-    assert began["status"] == "started" and began["pid"] > 0
+    answer, _, listed, polled, _, waited, killed, lost = turn.answers
+    assert answer["status"] == "started" and answer["pid"] > 0
     assert re.fullmatch(r"proc_[0-9a-f]{8}", ids[0])
-    assert [(one["session_id"], one["state"]) for one in listed["processes"]] == [(i, "running") for i in ids]
+    assert [(process["session_id"], process["state"]) for process in listed["processes"]] == [
+        (i, "running") for i in ids
+    ]
     assert (polled["state"], polled["exit_code"]) == ("running", None)
     assert (waited["state"], waited["exit_code"], waited["output"]) == ("exited", 0, "one\ntwo\n")
     assert waited["next_offset"] == waited["total"] == 8
@@ -193,11 +195,11 @@ async def test_background_process_outlives_turn_and_completion_is_reported(conve
     first = await conversation.turn(
         [Call("terminal", {"command": command, "background": True, "notify_on_complete": True})]
     )
-    [began] = first.answers
+    [answer] = first.answers
     (conversation.workspace / "go").touch()
-    second = await conversation.turn([Call("process", {"action": "wait", "session_id": began["session_id"]})])
+    second = await conversation.turn([Call("process", {"action": "wait", "session_id": answer["session_id"]})])
     assert (second.answers[0]["state"], second.answers[0]["output"]) == ("exited", "bye\n")
-    text = f"The background process {began['session_id']} has ended with exit code 0."
+    text = f"The background process {answer['session_id']} has ended with exit code 0."
     async with asyncio.timeout(30):  # like a steer where a turn goes on, else as a notice of the next
         while not any(
             text in str(event) for event in second.run_events("warning") + second.run_events("steer.accepted")
@@ -278,13 +280,13 @@ async def test_commands_and_files_share_home(conversation: Conversation) -> None
         [Call("read_file", {"path": "~/note.txt"}), Call("write_file", {"path": "~/more.txt", "content": "more\n"})],
         [Call("terminal", {"command": "cat ~/more.txt"})],
     )
-    home, read, written, seen = turn.answers
-    assert (read["content"], seen["output"]) == ("1|hi", "more\n")
+    home, read, written, answer = turn.answers
+    assert (read["content"], answer["output"]) == ("1|hi", "more\n")
     assert written["path"] == f"{home['output'].strip()}/more.txt"
 
 
 async def test_patch(conversation: Conversation) -> None:
-    one = put(conversation, "one.py", "def f():\n    return 1\n")
+    path = put(conversation, "one.py", "def f():\n    return 1\n")
     two, deleted = put(conversation, "two.txt", "a\nb\nc\n"), put(conversation, "gone.txt", "x\n")
     text = """*** Begin Patch
 *** Update File: two.txt
@@ -303,7 +305,7 @@ async def test_patch(conversation: Conversation) -> None:
         [Call("patch", {"mode": "replace", "path": "one.py", "old_string": "return 7", "new_string": "x"})],
     )
     replaced, patched, unmatched = turn.answers
-    assert one.read_text() == "def f():\n    return 2\n"
+    assert path.read_text() == "def f():\n    return 2\n"
     assert "-    return 1" in replaced["diff"] and "+    return 2" in replaced["diff"]
     assert replaced["files"] == [{"path": "one.py", "added": 1, "removed": 1}] and replaced["matched_by"] == "exact"
     assert (
@@ -345,9 +347,9 @@ async def test_todo(conversation: Conversation) -> None:
     tea = {"id": "1", "content": "tea", "status": "in_progress"}
     cake = {"id": "2", "content": "cake", "status": "pending"}
     await conversation.turn([Call("todo", {"todos": [tea, cake]})])
-    done = {**tea, "status": "completed"}
-    turn = await conversation.turn([Call("todo", {"todos": [done], "merge": True})], [Call("todo", {})])
-    assert turn.answers[0]["todos"] == turn.answers[1]["todos"] == [done, cake]
+    result = {**tea, "status": "completed"}
+    turn = await conversation.turn([Call("todo", {"todos": [result], "merge": True})], [Call("todo", {})])
+    assert turn.answers[0]["todos"] == turn.answers[1]["todos"] == [result, cake]
     assert turn.answers[1]["counts"] == {"pending": 1, "in_progress": 0, "completed": 1, "cancelled": 0}
 
 
@@ -460,14 +462,14 @@ async def test_clarify(conversation: Conversation) -> None:
     turn = await conversation.turn([Call("clarify", {"question": "Which room?", "choices": ["hall", "garden"]})])
     question = await answering
     assert turn.answers == [{"answer": "garden", "answered": True}]
-    [asked], [responded] = turn.run_events("clarify.request"), turn.run_events("clarify.responded")
-    assert (asked["question"], asked["choices"]) == ("Which room?", ["hall", "garden"])
-    assert asked["tool_call_id"] == question["tool_call_id"] == next(iter(turn.calls))
+    [request], [responded] = turn.run_events("clarify.request"), turn.run_events("clarify.responded")
+    assert (request["question"], request["choices"]) == ("Which room?", ["hall", "garden"])
+    assert request["tool_call_id"] == question["tool_call_id"] == next(iter(turn.calls))
     assert (responded["answered"], responded["by"]) == (True, "user")
     name = {"plain": None, "stream": "hermes.clarify.request", "session": "clarify.request"}[conversation.surface]
     if name:
-        [shown] = turn.stream_frames(name)
-        assert shown["request_id"] == asked["request_id"] == responded["request_id"]
+        [frame] = turn.stream_frames(name)
+        assert frame["request_id"] == request["request_id"] == responded["request_id"]
 
 
 # ---- the web and images
@@ -616,7 +618,7 @@ async def test_delegate_task(conversation: Conversation) -> None:
     ]
     assert own == ["terminal"]
     if conversation.surface == "session":
-        assert any("terminal: echo 4" in one["text"] for one in turn.stream_frames("tool.output")), (
+        assert any("terminal: echo 4" in frame["text"] for frame in turn.stream_frames("tool.output")), (
             "what it does is shown"
         )
 
@@ -717,7 +719,7 @@ async def asked_and_answered(conversation: Conversation, choice: str) -> tuple[T
                 async with conversation.api.get("/v1/runs?status=waiting_for_approval") as response:
                     [run] = (await read_json(response))["data"]
                 assert run["run_id"] == turn.run_id
-                assert [one["approval_id"] for one in run["pending_approvals"]] == [request["approval_id"]]
+                assert [request["approval_id"] for request in run["pending_approvals"]] == [request["approval_id"]]
                 assert (conversation.workspace / "build/x").exists(), "nothing is done before the answer"
                 answer = await respond(conversation.api, turn.run_id, choice=choice, approval_id=request["approval_id"])
                 assert (answer["choice"], answer["resolved"]) == (choice, 1)
@@ -745,10 +747,10 @@ async def test_approval_is_announced_and_answered_through_run(conversation: Conv
             conversation.workspace / "build"
         ).exists()
     [responded] = turn.run_events("approval.responded")
-    shown = {"approval_id": request["approval_id"], "choice": choice, "by": "user"}
-    assert shown.items() <= responded.items()
+    decision = {"approval_id": request["approval_id"], "choice": choice, "by": "user"}
+    assert decision.items() <= responded.items()
     if conversation.surface == "session":
-        assert [shown.items() <= one.items() for one in turn.stream_frames("approval.responded")] == [True]
+        assert [decision.items() <= frame.items() for frame in turn.stream_frames("approval.responded")] == [True]
     async with conversation.api.post(f"/v1/runs/{turn.run_id}/approval", {"choice": "once"}) as response:
         await read_error(response, 409, "approval_not_active")
     _, again = await asked_and_answered(conversation, "deny")

@@ -118,16 +118,16 @@ async def test_common_headers_are_on_streams(api: Api) -> None:
         assert response.headers["X-Hermes-Session-Key"] == "kitchen"
 
 
-@pytest.mark.parametrize("given", ["", "with space", "ä", "x" * 129, "semi;colon", "<script>"])
-async def test_invalid_request_id_is_replaced(api: Api, given: str) -> None:
-    async with api.get("/health", headers={"X-Request-Id": given}) as response:
+@pytest.mark.parametrize("request_id", ["", "with space", "ä", "x" * 129, "semi;colon", "<script>"])
+async def test_invalid_request_id_is_replaced(api: Api, request_id: str) -> None:
+    async with api.get("/health", headers={"X-Request-Id": request_id}) as response:
         check_headers(response.headers)
 
 
-@pytest.mark.parametrize("given", ["a", "x" * 128, "req_7", "A.b_c-9"])
-async def test_request_id_is_echoed(api: Api, given: str) -> None:
-    async with api.get("/health", headers={"X-Request-Id": given}) as response:
-        check_headers(response.headers, given)
+@pytest.mark.parametrize("request_id", ["a", "x" * 128, "req_7", "A.b_c-9"])
+async def test_request_id_is_echoed(api: Api, request_id: str) -> None:
+    async with api.get("/health", headers={"X-Request-Id": request_id}) as response:
+        check_headers(response.headers, request_id)
 
 
 PARSER = [

@@ -39,7 +39,7 @@ async def finished(api: Api) -> Json:
             runs = (await read_json(response))["data"]
         return dict(runs[0]) if runs else {}
 
-    run: Json = await eventually(look, lambda seen: seen.get("finished_at"))
+    run: Json = await eventually(look, lambda value: value.get("finished_at"))
     return run
 
 
@@ -132,7 +132,7 @@ async def test_queued_run_fails_after_session_wait(start: Start) -> None:
                 return await read_json(response)
 
         assert (await look())["status"] == "queued"
-        run = await eventually(look, lambda seen: seen["finished_at"])
+        run = await eventually(look, lambda value: value["finished_at"])
         assert (run["status"], run["error_code"]) == ("failed", "session_busy")
         model.let_all()
         await read_json(await turn)
@@ -164,11 +164,11 @@ async def test_stalled_websocket_is_closed(start: Start) -> None:
             "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
             "Authorization": api.client.headers["Authorization"],
         }
-        asked = b'{"type": "response.create", "input": "hi"}'
+        request = b'{"type": "response.create", "input": "hi"}'
         async with await Wire.open(api.url, receive_buffer=8192) as wire:
             await wire.request("GET", RESPONSES, **upgrade)
             assert (await wire.head()).status == 101
-            await wire.send(bytes([0x81, 0x80 | len(asked), 0, 0, 0, 0]) + asked)
+            await wire.send(bytes([0x81, 0x80 | len(request), 0, 0, 0, 0]) + request)
             await model.wait_for_request()
             await model.until(lambda: model.open_streams == 0, timeout=15)
             async with asyncio.timeout(20):
@@ -180,5 +180,5 @@ async def test_stalled_websocket_is_closed(start: Start) -> None:
 async def test_websocket_is_pinged(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.server.websocket.SOCKET_PING_S", 0.05)
     async with api.client.ws_connect(f"{api.url}{RESPONSES}", autoping=False) as socket:
-        seen = await socket.receive(timeout=20)
-        assert seen.type is aiohttp.WSMsgType.PING
+        message = await socket.receive(timeout=20)
+        assert message.type is aiohttp.WSMsgType.PING

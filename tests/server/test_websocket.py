@@ -266,11 +266,11 @@ async def test_websocket_error_leaves_socket_open(api: Api) -> None:
     async with connect(api) as socket:
         for data, code, param in WRONG:
             await (socket.send_bytes(data) if isinstance(data, bytes) else socket.send_str(data))
-            seen = await error(socket)
-            assert seen["status"] == 400, (data, seen)
-            assert seen["code"].startswith(code), (data, seen)
+            error_event = await error(socket)
+            assert error_event["status"] == 400, (data, error_event)
+            assert error_event["code"].startswith(code), (data, error_event)
             if param is not None:
-                assert seen["param"] == param, (data, seen)
+                assert error_event["param"] == param, (data, error_event)
         assert (await turn(socket))["status"] == "completed"
 
 
@@ -311,8 +311,8 @@ async def test_websocket_concurrency_cap(start: Start) -> None:
         await model.wait_for_request()
         async with connect(api) as socket:
             await ask(socket)
-            seen = await error(socket)
-            assert (seen["status"], seen["code"]) == (429, "rate_limit_exceeded")
+            error_event = await error(socket)
+            assert (error_event["status"], error_event["code"]) == (429, "rate_limit_exceeded")
             model.let_all()
             await first
             assert (await turn(socket))["status"] == "completed"
@@ -338,7 +338,7 @@ async def test_websocket_disconnect_cancels_turn(start: Start) -> None:
             async with api.get(f"{PATH}/{response_id}") as response:
                 return await read_json(response)
 
-        result = await eventually(look, lambda seen: seen["status"] != "in_progress")
+        result = await eventually(look, lambda value: value["status"] != "in_progress")
     assert (result["status"], result["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})
     assert result["output"][0]["content"][0]["text"] == "Half"
 
@@ -346,14 +346,14 @@ async def test_websocket_disconnect_cancels_turn(start: Start) -> None:
 async def test_websocket_is_closed_on_drain(api: Api) -> None:
     async with connect(api) as socket:
         api.context.drain()
-        seen = await socket.receive(timeout=20)
-        assert seen.type is aiohttp.WSMsgType.CLOSE
-        assert seen.data == 1012
+        message = await socket.receive(timeout=20)
+        assert message.type is aiohttp.WSMsgType.CLOSE
+        assert message.data == 1012
 
 
 async def test_websocket_maximum_lifetime(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.server.websocket.SOCKET_S_MAX", 0.1)
     async with connect(api) as socket:
         assert (await error(socket))["code"] == "websocket_connection_limit_reached"
-        seen = await socket.receive(timeout=20)
-        assert (seen.type, seen.data) == (aiohttp.WSMsgType.CLOSE, 1000)
+        message = await socket.receive(timeout=20)
+        assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1000)

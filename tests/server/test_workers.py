@@ -69,10 +69,10 @@ async def test_both_workers_serve(home_folder: Path) -> None:
         assert len(server.pids) == 2 and server.gateway.process.pid not in server.pids
         env = {**os.environ, "HERMES_HOME": str(home_folder)}
         command = (sys.executable, "-m", "hermes", "gateway")
-        asked = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *command, "status", "--json", env=env, stdout=asyncio.subprocess.PIPE
         )
-        payload = json.loads((await asked.communicate())[0])
+        payload = json.loads((await process.communicate())[0])
         assert payload["pid"] == server.gateway.process.pid and payload["address"] == server.gateway.url
         pids = server.pids
         stopped = await asyncio.create_subprocess_exec(*command, "stop", env=env)
@@ -85,19 +85,19 @@ async def test_worker_sockets_are_private(home_folder: Path) -> None:
     async with two_workers(home_folder, answer) as server:
         sockets = list(server.home.run_folder.glob("peer-*.sock"))
         assert len(sockets) == 2
-        assert {stat.S_IMODE(one.stat().st_mode) for one in sockets} == {0o600}
+        assert {stat.S_IMODE(sock.stat().st_mode) for sock in sockets} == {0o600}
         assert stat.S_IMODE(server.home.run_folder.stat().st_mode) == 0o700
 
 
 async def test_events_are_same_at_other_worker(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer) as server:
-        pid, one = await server.client()
-        run_id = await submitted(one, "one: c/w")
+        pid, client = await server.client()
+        run_id = await submitted(client, "one: c/w")
         _, reader = await server.client(pid)
         _, other = await server.client(other_than=pid)
         path = f"/v1/runs/{run_id}/events"
         reading = [asyncio.ensure_future(stream(client, path)) for client in (reader, other)]
-        await has_status(one, run_id, "running")
+        await has_status(client, run_id, "running")
         await until(lambda: len(server.model.requests) == 2)
         server.go()
         at_owner, at_other = await asyncio.gather(*reading)
@@ -110,9 +110,9 @@ async def test_events_are_same_at_other_worker(start: Start, home_folder: Path) 
 
 async def test_response_is_same_at_other_worker(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer) as server:
-        pid, one = await server.client()
+        pid, client = await server.client()
         body = {"input": "Turn one: c/w.", "background": True}
-        response_id = (await post(one, "/v1/responses", body))["id"]
+        response_id = (await post(client, "/v1/responses", body))["id"]
         _, reader = await server.client(pid)
         path = f"/v1/responses/{response_id}?stream=true"
         reading = [asyncio.ensure_future(stream(reader, path))]
@@ -129,8 +129,8 @@ async def test_response_is_same_at_other_worker(start: Start, home_folder: Path)
 
 async def test_run_control_through_other_worker(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer) as server:
-        one, other = await server.both()
-        run_id = await submitted(one, "ask: a/q/w")
+        first, other = await server.both()
+        run_id = await submitted(first, "ask: a/q/w")
         approval = (await has_status(other, run_id, "waiting_for_approval"))["pending_approvals"][0]["approval_id"]
         decision = {"choice": "once", "approval_id": approval}
         assert (await post(other, f"/v1/runs/{run_id}/approval", decision))["resolved"] == 1
@@ -142,7 +142,7 @@ async def test_run_control_through_other_worker(start: Start, home_folder: Path)
         await post(other, f"/v1/runs/{run_id}/steer", {"text": "Be brief."}, 202)
         assert (await post(other, f"/v1/runs/{run_id}/stop", {}))["status"] == "stopping"
         # What the owner has recorded when the other answers is there for everybody.
-        assert (await get(one, f"/v1/runs/{run_id}"))["status"] in ("stopping", "cancelled")
+        assert (await get(first, f"/v1/runs/{run_id}"))["status"] in ("stopping", "cancelled")
         await has_status(other, run_id, "cancelled")
         events = [
             json.loads(line[6:])
@@ -154,20 +154,20 @@ async def test_run_control_through_other_worker(start: Start, home_folder: Path)
 
 async def test_response_cancel_through_other_worker(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer) as server:
-        one, other = await server.both()
-        response = await post(one, "/v1/responses", {"input": "Turn one: w.", "background": True})
+        first, other = await server.both()
+        response = await post(first, "/v1/responses", {"input": "Turn one: w.", "background": True})
         await until((home_folder / "workspace" / "effects.txt").exists)
         cancelled = await post(other, f"/v1/responses/{response['id']}/cancel", {})
         assert cancelled["status"] == "cancelled"
-        assert (await get(one, f"/v1/responses/{response['id']}"))["status"] == "cancelled"
+        assert (await get(first, f"/v1/responses/{response['id']}"))["status"] == "cancelled"
 
 
 async def test_unstored_run_is_known_at_other_worker(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer) as server:
-        pid, one = await server.client()
+        pid, client = await server.client()
         other_pid, other = await server.client(other_than=pid)
         body = {"messages": [{"role": "user", "content": "Turn one: w."}], "store": False, "stream": True}
-        async with one.post("/v1/chat/completions", json=body) as response:
+        async with client.post("/v1/chat/completions", json=body) as response:
             run_id = response.headers["X-Hermes-Run-Id"]
             await until((home_folder / "workspace" / "effects.txt").exists)
             assert (await get(other, f"/v1/runs/{run_id}"))["status"] == "running"
@@ -186,16 +186,16 @@ async def test_client_tool_outputs_at_other_worker(start: Start, home_folder: Pa
         tools = [{"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}]
         first = await post(one, "/v1/responses", {"input": "Weather?", "tools": tools})
         [call] = [item for item in first["output"] if item["type"] == "function_call"]
-        given = [{"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}]
-        body = {"input": given, "previous_response_id": first["id"], "tools": tools}
+        outputs = [{"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}]
+        body = {"input": outputs, "previous_response_id": first["id"], "tools": tools}
         assert "Rain." in json.dumps(await post(other, "/v1/responses", body))
 
 
 async def test_job_runs_once_with_two_workers(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer, cron={"enabled": True}) as server:
-        one, other = await server.both()
+        first, other = await server.both()
         at = datetime.fromtimestamp(time.time() + 2, UTC).isoformat()
-        job = (await post(one, "/api/jobs", {"name": "j", "prompt": "Turn job: c.", "schedule": at}, 201))["job"]
+        job = (await post(first, "/api/jobs", {"name": "j", "prompt": "Turn job: c.", "schedule": at}, 201))["job"]
         assert job["next_run_at"] is not None, job
         async with asyncio.timeout(SURELY_S):
             while job["last_status"] in (None, "running"):
@@ -222,13 +222,13 @@ async def test_idempotency_key_is_shared_by_workers(start: Start, home_folder: P
             async with client.post(path, json=body, headers={"Idempotency-Key": "k"}) as response:
                 return response.status, response.headers["X-Hermes-Run-Id"], await response.read()
 
-        asked = [asyncio.ensure_future(ask(client)) for client in await server.both()]
+        tasks = [asyncio.ensure_future(ask(client)) for client in await server.both()]
         effects = home_folder / "workspace" / "effects.txt"
         await until(effects.exists)
         server.go()
-        one, other = await asyncio.gather(*asked)
-        assert one == other
-        await has_status(await server.any(), one[1], "completed")
+        first, other = await asyncio.gather(*tasks)
+        assert first == other
+        await has_status(await server.any(), first[1], "completed")
         assert effects.read_text().split() == ["call-one-0-0"]
 
 
@@ -283,9 +283,9 @@ async def test_processes_of_deleted_session_end_at_every_worker(start: Start, ho
     command = {"command": "echo $$ > pid; until [ -e go ]; do sleep 0.02; done", "background": True}
     script = [Reply(tool_calls=[Call("terminal", command, id="call-1")]), Reply(text="Begun.")]
     async with start(home_folder, lambda _: script.pop(0)) as server:
-        one, other = await server.both()
-        await post(one, "/api/sessions", {"id": "s"}, 201)
-        await post(one, "/api/sessions/s/chat", {"message": "Begin."})
+        first, other = await server.both()
+        await post(first, "/api/sessions", {"id": "s"}, 201)
+        await post(first, "/api/sessions/s/chat", {"message": "Begin."})
         file = home_folder / "workspace" / "pid"
         await until(lambda: file.exists() and file.read_text().strip())
         async with other.delete("/api/sessions/s") as response:
@@ -295,10 +295,10 @@ async def test_processes_of_deleted_session_end_at_every_worker(start: Start, ho
 
 async def test_metrics_are_summed_over_workers(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer) as server:
-        one, other = await server.both()
-        for client in (one, other):
+        first, other = await server.both()
+        for client in (first, other):
             await post(client, "/v1/chat/completions", {"messages": [{"role": "user", "content": "Turn one: ."}]})
-        for client in (one, other):
+        for client in (first, other):
             async with client.get("/metrics") as response:
                 assert 'hermes_turns_total{kind="chat",outcome="completed"} 2.0' in await response.text()
 

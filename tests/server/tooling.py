@@ -168,10 +168,10 @@ async def events(api: Api, run_id: str) -> list[Json]:
 
 def _in_conversation(turn: Turn, items: list[Json], key: str) -> dict[str, Json]:
     """Those that are about calls of the conversation, each once; calls within calls have ids of their own."""
-    matching = [one for one in items if one[key] in turn.calls]
-    assert len({one[key] for one in matching}) == len(matching)
-    assert all(one[key].partition(".")[0] in turn.calls for one in items)
-    return {one[key]: one for one in matching}
+    matching = [item for item in items if item[key] in turn.calls]
+    assert len({match[key] for match in matching}) == len(matching)
+    assert all(item[key].partition(".")[0] in turn.calls for item in items)
+    return {match[key]: match for match in matching}
 
 
 def _failed(content: str) -> bool:
@@ -209,8 +209,8 @@ def check_chat(turn: Turn) -> None:
     """What a chat completion's stream says of each call."""
     assert chat_text(turn.frames).endswith(DONE) and turn.frames[-1].data == "[DONE]"
     progress = turn.stream_frames("hermes.tool.progress")
-    calls = _in_conversation(turn, [one for one in progress if one["status"] == "running"], "toolCallId")
-    ended = _in_conversation(turn, [one for one in progress if one["status"] == "completed"], "toolCallId")
+    calls = _in_conversation(turn, [entry for entry in progress if entry["status"] == "running"], "toolCallId")
+    ended = _in_conversation(turn, [entry for entry in progress if entry["status"] == "completed"], "toolCallId")
     started = {event["tool_call_id"]: event for event in turn.run_events("tool.started")}
     assert set(calls) == set(ended) == set(started) & set(turn.calls)
     for call_id, start in calls.items():
@@ -224,8 +224,8 @@ def check_chat(turn: Turn) -> None:
 def check_session(turn: Turn) -> None:
     """What a session's stream says of each call."""
     data = [frame.data for frame in turn.frames]
-    assert [one["seq"] for one in data] == list(range(1, len(data) + 1))
-    assert {(one["session_id"], one["run_id"]) for one in data} == {(SESSION, turn.run_id)}
+    assert [item["seq"] for item in data] == list(range(1, len(data) + 1))
+    assert {(item["session_id"], item["run_id"]) for item in data} == {(SESSION, turn.run_id)}
     assert [frame.event for frame in turn.frames[:2]] == ["run.started", "message.started"]
     assert [frame.event for frame in turn.frames[-3:]] == ["assistant.completed", "run.completed", "done"]
     calls = _in_conversation(turn, turn.stream_frames("tool.started"), "tool_call_id")
@@ -236,8 +236,8 @@ def check_session(turn: Turn) -> None:
         assert (end["tool_name"], end["error"], end["result"]) == (call.name, _failed(content), content[:20_000])
         assert end["duration"] >= 0
         if call_id in calls:
-            for one in (calls[call_id], end):
-                assert (one["tool_name"], one["args"]) == (call.name, call.arguments)
-                assert one["preview"] or end["error"]
+            for event in (calls[call_id], end):
+                assert (event["tool_name"], event["args"]) == (call.name, call.arguments)
+                assert event["preview"] or end["error"]
     messages = turn.stream_frames("run.completed")[0]["messages"]
     assert {m["tool_call_id"]: m["content"] for m in messages if m["role"] == "tool"} == turn.contents
