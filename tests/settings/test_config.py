@@ -534,7 +534,7 @@ def test_secret_of_wrong_type_is_not_shown(home: Home, yaml: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "yaml", "shown"),
+    ("name", "yaml", "expected"),
     [
         ("model.api_key", f"model: {{api_key: {SECRET}}}", "***"),
         ("model.api_key", "", None),
@@ -559,9 +559,9 @@ def test_secret_of_wrong_type_is_not_shown(home: Home, yaml: str) -> None:
         ("model.max_tokens", "model: {max_tokens: 5}", 5),
     ],
 )
-def test_shown_values_are_masked(home: Home, name: str, yaml: str, shown: Any) -> None:
+def test_shown_values_are_masked(home: Home, name: str, yaml: str, expected: Any) -> None:
     settings = load(home, yaml)
-    assert (settings.shown(name), settings.problems) == (shown, ())
+    assert (settings.shown(name), settings.problems) == (expected, ())
 
 
 def test_secret_values_come_from_env_settings_and_named_variables(home: Home) -> None:
@@ -759,7 +759,7 @@ def test_set_text_round_trip_property(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "value"),
+    ("name", "given_value", "value"),
     [
         ("terminal.workspaces", "/a, /b", ["/a", "/b"]),
         ("terminal.workspaces", "[/a, /b]", ["/a", "/b"]),
@@ -770,8 +770,8 @@ def test_set_text_round_trip_property(text: str) -> None:
         ("gateway.api_server.port", "5", 5),
     ],
 )
-def test_set_converts_text_to_setting_type(home: Home, name: str, given: str, value: Any) -> None:
-    config.set_value(home, name, given)
+def test_set_converts_text_to_setting_type(home: Home, name: str, given_value: str, value: Any) -> None:
+    config.set_value(home, name, given_value)
     assert config.load(home, environ={}).origin(name).value == value
 
 
@@ -923,10 +923,10 @@ def test_unset_restores_default_and_keeps_comments(home: Home, name: str) -> Non
     own = next(
         (line[line.index("#") :] for line in COMMENTED.splitlines() if name.split(".")[-1] in line and "#" in line), ""
     )
-    left = comments(home.config_file.read_text())
+    remaining = comments(home.config_file.read_text())
     assert [written.file for written in removed] == [home.config_file]
     assert config.load(home, environ={}).source(name) == "default"
-    assert left in (comments(COMMENTED), [comment for comment in comments(COMMENTED) if comment != own])
+    assert remaining in (comments(COMMENTED), [comment for comment in comments(COMMENTED) if comment != own])
 
 
 def test_unset_of_list_removes_its_lines_only(home: Home) -> None:
