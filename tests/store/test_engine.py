@@ -89,8 +89,8 @@ def test_one_writer_and_four_reader_connections_per_file(path: Path) -> None:
     counts = at_once(len(objects), lambda number: len(objects[number].get_messages("s")))
     assert counts == [15] * 15
     assert 1 <= descriptors(path) <= 5
-    for one in objects:
-        one.close()
+    for connection in objects:
+        connection.close()
     assert descriptors(path) == 0
 
 
@@ -217,11 +217,11 @@ def test_unknown_url_scheme_is_rejected(spelling: str) -> None:
 def test_write_returns_after_commit(db: SessionDB, path: Path) -> None:
     def write(number: int) -> list[bool]:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-            seen = []
+            observed = []
             for turn in range(20):
                 row = db.append_message("s", "user", f"{number}/{turn}")
-                seen.append(other.execute("SELECT content FROM messages WHERE id = ?", (row,)).fetchone())
-        return [value == (f"{number}/{turn}",) for turn, value in enumerate(seen)]
+                observed.append(other.execute("SELECT content FROM messages WHERE id = ?", (row,)).fetchone())
+        return [value == (f"{number}/{turn}",) for turn, value in enumerate(observed)]
 
     assert at_once(8, write) == [[True] * 20] * 8
 
@@ -256,15 +256,15 @@ def test_rejected_operation_leaves_no_changes(store: Any, path: Path) -> None:
 
 
 def test_write_waits_for_lock_of_other_process(db: SessionDB, path: Path) -> None:
-    done = threading.Event()
+    finished = threading.Event()
     with locked(path) as release:
-        writer = threading.Thread(target=lambda: (db.append_message("s", "user", "late"), done.set()))
+        writer = threading.Thread(target=lambda: (db.append_message("s", "user", "late"), finished.set()))
         writer.start()
         assert texts(db, "s") == []
-        assert not done.is_set()
+        assert not finished.is_set()
         release()
         writer.join(PATIENCE_S)
-    assert done.is_set()
+    assert finished.is_set()
     assert texts(db, "s") == ["late"]
 
 
@@ -337,11 +337,11 @@ async def test_cancelled_async_write_keeps_store_consistent(db: SessionDB, path:
     async_class = Async(db)
     async with asyncio.timeout(PATIENCE_S):
         with locked(path) as release:
-            left = asyncio.create_task(async_class.append_message("s", "user", "left"))
+            task = asyncio.create_task(async_class.append_message("s", "user", "left"))
             await async_class.get_messages("s")
-            left.cancel()
+            task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await left
+                await task
             release()
         await async_class.append_message("s", "user", "stays")
     assert texts(db, "s")[-1] == "stays"
@@ -474,15 +474,15 @@ def test_rolled_back_delete_keeps_session_files(store: Any, path: Path) -> None:
 
 
 def test_transaction_is_isolated_from_readers(store: Any, path: Path) -> None:
-    seen = []
+    observed = []
 
     def work() -> None:
         store.sessions.append_message("s", "user", "one")
-        seen.append(look(path, "SELECT count(*) FROM messages"))
+        observed.append(look(path, "SELECT count(*) FROM messages"))
         store.sessions.append_message("s", "user", "two")
 
     store.transaction(work)
-    assert seen == [[(0,)]]
+    assert observed == [[(0,)]]
     assert texts(store.sessions, "s") == ["one", "two"]
 
 
@@ -757,11 +757,11 @@ def test_close_waits_for_checkpoint(path: Path, monkeypatch: pytest.MonkeyPatch)
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 
 
-def endless(began: threading.Event) -> Callable[[Any], Any]:
+def endless(started: threading.Event) -> Callable[[Any], Any]:
     """A read that ends only when it is interrupted."""
 
     def work(tx: Any) -> Any:
-        began.set()
+        started.set()
         return tx.value(ENDLESS)
 
     return work
@@ -813,9 +813,9 @@ async def test_reads_do_not_wait_behind_blocked_writers(store: Any, path: Path) 
 
 
 async def test_slow_read_is_interrupted_when_cancelled(store: Any) -> None:
-    began = [threading.Event() for _ in range(SLOW_READERS_MAX)]
-    reads = [asyncio.create_task(store.engine.read_soon(endless(event), slow=True)) for event in began]
-    for event in began:
+    started = [threading.Event() for _ in range(SLOW_READERS_MAX)]
+    reads = [asyncio.create_task(store.engine.read_soon(endless(event), slow=True)) for event in started]
+    for event in started:
         await asyncio.to_thread(event.wait, PATIENCE_S)
     for read in reads:
         read.cancel()
@@ -881,10 +881,10 @@ def test_garbage_collected_store_does_not_hang(tmp_path: Path) -> None:
         print("done")
     """
     lines = "\n".join(line.removeprefix("        ") for line in program.splitlines())
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", lines, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stdout == "done\n", done.stderr
+    assert result.stdout == "done\n", result.stderr
 
 
 def test_unreferenced_database_is_closed_by_gc(tmp_path: Path) -> None:
@@ -912,7 +912,7 @@ async def test_stop_iteration_in_transaction_does_not_hang_writers(tmp_path: Pat
         results = await asyncio.gather(
             odd, *(store.sessions.append_message("s", "user", "x") for _ in range(5)), return_exceptions=True
         )
-    assert isinstance(results[0], RuntimeError) and all(isinstance(one, int) for one in results[1:])
+    assert isinstance(results[0], RuntimeError) and all(isinstance(result, int) for result in results[1:])
     store.close()
 
 
@@ -927,9 +927,9 @@ def test_busy_timeout_is_waited_once_for_whole_group(tmp_path: Path, monkeypatch
     other.execute("BEGIN IMMEDIATE")
     with ThreadPoolExecutor(8) as pool:
         waiting = [pool.submit(db.append_message, "s", "user", "x") for _ in range(8)]
-        errors = [one.exception() for one in waiting]
+        errors = [task.exception() for task in waiting]
     other.close()
-    assert all(isinstance(one, StoreBusy) for one in errors)
+    assert all(isinstance(error, StoreBusy) for error in errors)
     assert len(tries) <= 4
     db.close()
 
@@ -956,5 +956,5 @@ def test_forked_child_can_open_store_not_yet_opened_by_parent(tmp_path: Path) ->
         os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
     """
     lines = "\n".join(line.removeprefix("        ") for line in program.splitlines())
-    done = subprocess.run([sys.executable, "-c", lines, str(tmp_path)], capture_output=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr.decode()
+    result = subprocess.run([sys.executable, "-c", lines, str(tmp_path)], capture_output=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr.decode()

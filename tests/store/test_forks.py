@@ -114,7 +114,7 @@ def test_fork_copies_transcript_and_compacted_view(db: SessionDB) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "seen"),
+    ("at", "texts"),
     [
         (0, ["a"]),
         (1, ["a", "b"]),
@@ -124,17 +124,17 @@ def test_fork_copies_transcript_and_compacted_view(db: SessionDB) -> None:
         (6, ["a", "b", "summary", "e", "f", "g"]),
     ],
 )
-def test_fork_at_any_message_of_compacted_session(db: SessionDB, at: int, seen: list[str]) -> None:
+def test_fork_at_any_message_of_compacted_session(db: SessionDB, at: int, texts: list[str]) -> None:
     ids = create_conversation(db, "s", *"abcdef")
     messages = db.get_messages_as_conversation("s")
     db.archive_and_compact("s", [*messages[:2], {"role": "user", "content": "summary"}, *messages[4:]])
     ids.append(db.append_message("s", "user", "g"))
     fork = db.fork_session("s", at_message_id=ids[at])
     assert contents(db, fork) == list("abcdefg"[: at + 1])
-    assert [m["content"] for m in db.get_messages_as_conversation(fork)] == seen
+    assert [m["content"] for m in db.get_messages_as_conversation(fork)] == texts
     assert db.get_session(fork)["message_count"] == at + 1
     db.append_message(fork, "user", "h")
-    assert [m["content"] for m in db.get_messages_as_conversation(fork)] == [*seen, "h"]
+    assert [m["content"] for m in db.get_messages_as_conversation(fork)] == [*texts, "h"]
 
 
 def test_fork_copies_api_content(db: SessionDB) -> None:

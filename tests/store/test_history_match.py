@@ -176,13 +176,13 @@ def test_bind_matches_text_of_any_kind(db: SessionDB, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "given"), [(("ab", "c"), ("a", "bc")), (("a", ""), ("", "a")), (("a\n", "b"), ("a", "\nb"))]
+    ("stored", "parts"), [(("ab", "c"), ("a", "bc")), (("a", ""), ("", "a")), (("a\n", "b"), ("a", "\nb"))]
 )
 def test_bind_distinguishes_text_split_elsewhere(
-    db: SessionDB, stored: tuple[str, str], given: tuple[str, str]
+    db: SessionDB, stored: tuple[str, str], parts: tuple[str, str]
 ) -> None:
     hold(db, stored[0], "x", stored[1], "y")
-    assert is_new(db, db.bind_session(BASE, turns(given[0], "x", given[1], "y")))
+    assert is_new(db, db.bind_session(BASE, turns(parts[0], "x", parts[1], "y")))
 
 
 def test_bind_finds_match_among_many_equal_openings(db: SessionDB) -> None:
@@ -218,7 +218,7 @@ def exchange(
 
 
 @pytest.mark.parametrize(
-    ("stored", "given", "same"),
+    ("stored", "history", "same"),
     [
         (turns(CAT, "A cat."), turns(CAT, "A cat."), True),
         (turns(CAT, "A cat."), turns(DOG, "A cat."), False),
@@ -239,11 +239,11 @@ def exchange(
         (turns("light", "Done."), exchange(), False),
     ],
 )
-def test_bind_compares_every_part_of_message(db: SessionDB, stored: Any, given: Any, same: bool) -> None:
+def test_bind_compares_every_part_of_message(db: SessionDB, stored: Any, history: Any, same: bool) -> None:
     db.create_session(BASE, "api_server", base_id=BASE)
     for message in stored:
         db.append_message(BASE, **message)
-    session_id = db.bind_session(BASE, given)
+    session_id = db.bind_session(BASE, history)
     assert session_id == BASE if same else is_new(db, session_id)
 
 
@@ -328,8 +328,8 @@ def test_bind_compares_limited_rows_per_turn(monkeypatch: pytest.MonkeyPatch) ->
     compared: list[str] = []
     plain = history_match._text
     monkeypatch.setattr(history_match, "_text", lambda content: compared.append(content) or plain(content))
-    held = [row_of_message("", {"role": "assistant", "content": f"step {n}"}) for n in range(3 * BOUND_TURN_ROWS_MAX)]
-    assert history_match.match([{"role": "assistant", "content": "never said"}], held) is None
+    rows = [row_of_message("", {"role": "assistant", "content": f"step {n}"}) for n in range(3 * BOUND_TURN_ROWS_MAX)]
+    assert history_match.match([{"role": "assistant", "content": "never said"}], rows) is None
     assert len(compared) <= BOUND_TURN_ROWS_MAX + 1
 
 

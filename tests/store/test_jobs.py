@@ -73,9 +73,9 @@ def test_job_ids_are_unique(jobs: Any) -> None:
 
 
 def test_create_does_not_mutate_input(jobs: Any) -> None:
-    given = {"name": "n", "schedule": {"kind": "once"}}
-    jobs.create(given)
-    assert given == {"name": "n", "schedule": {"kind": "once"}}
+    job = {"name": "n", "schedule": {"kind": "once"}}
+    jobs.create(job)
+    assert job == {"name": "n", "schedule": {"kind": "once"}}
 
 
 def test_unknown_job_is_none(jobs: Any) -> None:
@@ -138,9 +138,9 @@ def test_due_does_not_claim(jobs: Any) -> None:
 
 def test_job_is_claimed_by_one_caller(jobs: Any) -> None:
     names = [make(jobs, number) for number in range(1, 4)]
-    given = jobs.claim_due(10.0, "a")
-    assert ids(given) == names
-    assert given[0]["prompt"] == JOB["prompt"]
+    claimed = jobs.claim_due(10.0, "a")
+    assert ids(claimed) == names
+    assert claimed[0]["prompt"] == JOB["prompt"]
     assert jobs.claim_due(10.0, "b") == []
     assert jobs.claim_due(10.0, "a") == []
 
@@ -204,8 +204,8 @@ def test_concurrent_claims_get_each_job_once(jobs: Any) -> None:
 
     def take(number: int) -> list[str]:
         job_ids: list[str] = []
-        while given := jobs.claim_due(100.0, f"thread {number}", limit=3):
-            job_ids += ids(given)
+        while claimed := jobs.claim_due(100.0, f"thread {number}", limit=3):
+            job_ids += ids(claimed)
         return job_ids
 
     claimed = [name for names_of_one in at_once(8, take) for name in names_of_one]

@@ -295,9 +295,9 @@ class Leases(RuleBasedStateMachine):
     def renew(self, name: str, back: int, ttl: float) -> None:
         if not back and name not in self.holders and name not in self.released:
             return  # whether a lease that lapsed and that nobody took can be renewed is left open
-        done = self.store.leases.renew(name, self.last.get(name, 0) - back, ttl)
-        assert done == (not back and name in self.holders)
-        if done and not ttl:
+        result = self.store.leases.renew(name, self.last.get(name, 0) - back, ttl)
+        assert result == (not back and name in self.holders)
+        if result and not ttl:
             del self.holders[name]
 
     @invariant()

@@ -151,12 +151,12 @@ def test_any_text_round_trip(texts: list[str]) -> None:
 def test_unstorable_characters_are_replaced(db: SessionDB, field: str, bad: str) -> None:
     db.create_session("s", "cli")
     db.append_message("s", "tool", **({"content": "x"} | {field: bad}))
-    seen = (
+    content = (
         db.get_messages_as_conversation("s")[0]["content"] if field == "api_content" else db.get_messages("s")[0][field]
     )
-    assert "\x00" not in seen
-    assert seen.encode()
-    assert (seen[0], seen[-1]) == ("a", "b") if bad[0] == "a" else seen
+    assert "\x00" not in content
+    assert content.encode()
+    assert (content[0], content[-1]) == ("a", "b") if bad[0] == "a" else content
 
 
 @pytest.mark.parametrize("bad", ["a\ud800b", "a\x00b"])
@@ -565,8 +565,8 @@ def test_conversation_continues_after_several_compactions(db: SessionDB) -> None
 def test_compaction_keeps_identity_of_retained_rows(db: SessionDB) -> None:
     ids = create_conversation(db, "s", "a", "b", "c", "d", "e", "f")
     for number in range(3):
-        seen = db.get_messages_as_conversation("s")
-        db.archive_and_compact("s", [seen[0], {"role": "user", "content": f"summary {number}"}, *seen[-2:]])
+        messages = db.get_messages_as_conversation("s")
+        db.archive_and_compact("s", [messages[0], {"role": "user", "content": f"summary {number}"}, *messages[-2:]])
         ids.append(db.append_message("s", "user", f"more {len(ids)}"))
         assert [row["id"] for row in db.get_messages("s")] == ids
         assert db.get_session("s")["message_count"] == db.count_messages("s") == len(ids)
@@ -580,12 +580,15 @@ def test_compaction_shortens_result_only_for_model(db: SessionDB) -> None:
     create_conversation(db, "s", "go")
     db.append_message("s", "assistant", None, tool_calls=[call("c1"), call("c2")])
     ids = [db.append_message("s", "tool", f"{id} said much", tool_call_id=id) for id in ("c2", "c1")]
-    seen = db.get_messages_as_conversation("s")
-    rows = [row_of_message("s", {**m, "content": "[left out]"} if m["role"] == "tool" else m) for m in seen]
+    messages = db.get_messages_as_conversation("s")
+    rows = [row_of_message("s", {**m, "content": "[left out]"} if m["role"] == "tool" else m) for m in messages]
     db._engine.write(lambda tx: archive(tx, "s", rows, range(4)))
     assert [m["content"] for m in db.get_messages_as_conversation("s")] == ["go", None, "[left out]", "[left out]"]
-    shown = db.get_messages("s", include_inactive=True)
-    assert [(row["id"], row["content"]) for row in shown[2:]] == [(ids[0], "c2 said much"), (ids[1], "c1 said much")]
+    visible_rows = db.get_messages("s", include_inactive=True)
+    assert [(row["id"], row["content"]) for row in visible_rows[2:]] == [
+        (ids[0], "c2 said much"),
+        (ids[1], "c1 said much"),
+    ]
 
 
 def test_rejected_compaction_changes_nothing(db: SessionDB) -> None:
@@ -680,13 +683,13 @@ def test_transcript_and_model_view_stay_consistent_property(
             new = [{"role": "assistant", "content": f"calls {number}", "tool_calls": [call(id) for id in calls]}]
             new += [{"role": "tool", "content": id, "tool_call_id": id} for id in calls]
         elif kind == "compact":
-            seen = db.get_messages_as_conversation(session)
-            start = min(choice % 5, len(seen))
-            end = max(start, len(seen) - choice // 5)
-            middle = [message["content"] for message in seen[start:end]]
+            messages = db.get_messages_as_conversation(session)
+            start = min(choice % 5, len(messages))
+            end = max(start, len(messages) - choice // 5)
+            middle = [message["content"] for message in messages[start:end]]
             summary = f"summary {number}"
-            told_by[summary] = {text for one in middle for text in told_by.get(one, {one})}
-            db.archive_and_compact(session, [*seen[:start], {"role": "user", "content": summary}, *seen[end:]])
+            told_by[summary] = {text for content in middle for text in told_by.get(content, {content})}
+            db.archive_and_compact(session, [*messages[:start], {"role": "user", "content": summary}, *messages[end:]])
         elif kind == "rewind":
             rows = db.get_messages(session)
             if users := [at for at, row in enumerate(rows) if row["role"] == "user"]:
@@ -703,14 +706,16 @@ def test_transcript_and_model_view_stay_consistent_property(
             ids = [row["id"] for row in db.get_messages(session)]
         ids += [db.append_message(session, **message) for message in new]
         contents += [message["content"] for message in new]
-        shown = db.get_messages(session)
-        assert ([row["content"] for row in shown], [row["id"] for row in shown]) == (contents, ids)
+        visible_rows = db.get_messages(session)
+        assert ([row["content"] for row in visible_rows], [row["id"] for row in visible_rows]) == (contents, ids)
         assert db.get_session(session)["message_count"] == len(contents)
         everything = [row["content"] for row in db.get_messages(session, include_inactive=True)]
         assert len(everything) == len(set(everything))
-        seen = [message["content"] for message in db.get_messages_as_conversation(session)]
-        assert [text for text in seen if text not in told_by] == [text for text in contents if text in set(seen)]
-        covered = [text for one in seen for text in told_by.get(one, {one})]
+        messages = [message["content"] for message in db.get_messages_as_conversation(session)]
+        assert [text for text in messages if text not in told_by] == [
+            text for text in contents if text in set(messages)
+        ]
+        covered = [text for content in messages for text in told_by.get(content, {content})]
         assert sorted(covered) == sorted(contents)
     assert db.check(deep=True) == []
     db.close()

@@ -166,17 +166,17 @@ def test_server_that_hangs_is_given_up(own_postgres: Server, monkeypatch: pytest
         async def use() -> None:
             await engine.submit_write(note("before"))
             with stopped(own_postgres):
-                began = time.monotonic()
-                for asked in (
+                started_at = time.monotonic()
+                for operation in (
                     engine.check(),
                     engine.read_soon(value("before")),
                     engine.submit_write(note("during")),
                     asyncio.to_thread(engine.read, value("before")),
                 ):
                     with pytest.raises(StoreUnreachable):
-                        await asked
+                        await operation
                 # Each waits for an answer on a connection it has, and then for a new connection.
-                assert time.monotonic() - began < 4 * (limits.PG_CONNECT_S_MAX + 3)
+                assert time.monotonic() - started_at < 4 * (limits.PG_CONNECT_S_MAX + 3)
             assert await engine.read_soon(value("before")) == ""
             await engine.check()
 
@@ -369,14 +369,14 @@ async def test_exhausted_pool_is_waited_for_and_then_told(
     waits = [engine.read_soon(lambda tx: tx.value("SELECT pg_sleep(0.1)")) for _ in range(2 * limits.PG_POOL_MAX)]
     await asyncio.gather(*waits)
     monkeypatch.setattr(engine_module, "BUSY_S_MAX", 0.1)
-    held = [
+    tasks = [
         asyncio.create_task(engine.read_soon(lambda tx: tx.value("SELECT pg_sleep(1)")))
         for _ in range(limits.PG_POOL_MAX)
     ]
     await asyncio.sleep(0)  # each has its connection
     with pytest.raises(StoreBusy, match="in use"):
         await engine.read_soon(lambda tx: tx.value("SELECT 1"))
-    await asyncio.gather(*held)
+    await asyncio.gather(*tasks)
     assert await engine.read_soon(lambda tx: tx.value("SELECT 1")) == 1
 
 
@@ -389,12 +389,12 @@ def test_exhausted_threads_are_told(engine: PostgresEngine, monkeypatch: pytest.
         end.wait(SURELY_S)
 
     with ThreadPoolExecutor(limits.PG_THREAD_POOL_MAX) as pool:
-        held = [pool.submit(engine.read, hold) for _ in range(limits.PG_THREAD_POOL_MAX)]
+        jobs = [pool.submit(engine.read, hold) for _ in range(limits.PG_THREAD_POOL_MAX)]
         meet.wait(SURELY_S)
         with pytest.raises(StoreBusy, match="in use"):
             engine.read(value("x"))
         end.set()
-        for job in held:
+        for job in jobs:
             job.result(SURELY_S)
     engine.read(value("x"))
 

@@ -339,9 +339,9 @@ def test_idempotency_key_and_job_claims_across_processes(store: Any, path: Path)
     assert [failures for _, _, failures in results] == [[], []]
     states = [state for entry, _, _ in results for state in entry]
     assert (states.count("new"), states.count("running")) == (10, 150)
-    given = [job for _, entry, _ in results for job in entry]
-    assert len(given) == 30
-    assert set(given) == ids
+    claimed = [job for _, entry, _ in results for job in entry]
+    assert len(claimed) == 30
+    assert set(claimed) == ids
 
 
 # ---- reading only
@@ -368,13 +368,13 @@ def test_reader_sees_commits_of_other_process(path: Path) -> None:
     try:
         program.stdout.readline()
         with contextlib.closing(SessionDB(path, read_only=True)) as db:
-            seen = 0
+            count = 0
             for line in program.stdout:
                 stored = texts(db, "s")
                 assert len(stored) >= int(line)
-                assert len(stored) >= seen
+                assert len(stored) >= count
                 assert stored == [str(number) for number in range(1, len(stored) + 1)]
-                seen = len(stored)
+                count = len(stored)
                 if int(line) == 200:
                     break
             assert db.get_session("s")["message_count"] == 200

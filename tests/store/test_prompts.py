@@ -70,14 +70,14 @@ def test_known_prompt_is_put_while_another_transaction_holds_it(postgres_store: 
 
 def test_system_prompt_is_filled_once_and_updated_explicitly(store: Store) -> None:
     store.sessions.create_session("s", "cli")
-    for given, shown in (("first", "first"), ("second", "first")):
-        store.sessions.create_session("s", "cli", system_prompt=given)
+    for prompt, expected in (("first", "first"), ("second", "first")):
+        store.sessions.create_session("s", "cli", system_prompt=prompt)
         session = store.sessions.get_session("s")
-        assert session is not None and session["system_prompt"] == shown
-    for given in ("third", None, "third"):
-        store.sessions.update_session("s", system_prompt=given)
+        assert session is not None and session["system_prompt"] == expected
+    for prompt in ("third", None, "third"):
+        store.sessions.update_session("s", system_prompt=prompt)
         session = store.sessions.get_session("s")
-        assert session is not None and session["system_prompt"] == given
+        assert session is not None and session["system_prompt"] == prompt
 
 
 @pytest.mark.parametrize("instructions", [None, "", "Be kind.", PROMPT, "half \ud83d of a pair"])
@@ -85,11 +85,11 @@ def test_run_instructions_are_deduplicated(store: Store, instructions: str | Non
     specs = [RunSpec("hi", "s", instructions=instructions) for _ in range(5)]
     for spec in specs:
         store.runs.create(spec)
-    shown = instructions.replace("\ud83d", "\ufffd") if instructions else instructions
-    assert stored_prompts(store) == ([shown] if shown else [])
+    expected = instructions.replace("\ud83d", "\ufffd") if instructions else instructions
+    assert stored_prompts(store) == ([expected] if expected else [])
     assert stored_bytes(store, "runs") < 5 * 700
     records = [*store.runs.list(), *store.runs.unfinished(), store.runs.get(specs[0].run_id)]
-    assert [record.spec.instructions for record in records if record is not None] == [shown] * 11
+    assert [record.spec.instructions for record in records if record is not None] == [expected] * 11
     assert len(store.runs.page(owner=None, limit=10)[0]) == 5
 
 
@@ -120,8 +120,8 @@ def test_unused_prompts_are_removed(store: Store, tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     age(store)
     store.engine.write(lambda tx: prompts.put(tx, "of before"))
-    done = sweep_if_due(store, config.load(Home(tmp_path / "config"), environ={}))
-    assert done is not None and done["prompts"] == 2
+    report = sweep_if_due(store, config.load(Home(tmp_path / "config"), environ={}))
+    assert report is not None and report["prompts"] == 2
     assert stored_prompts(store) == sorted(["of a session", "of a changed session", "of a run", "of before"])
     age(store)
     assert store.sessions.remove_unused_prompts() == 1
@@ -171,10 +171,10 @@ def test_migration_keeps_prompts_of_sessions_and_runs(tmp_path: Path) -> None:
             (spec.run_id, json.dumps(spec.stored())),
         )
     with closing(open_store(url(path))) as store:
-        shown = {one: store.sessions.get_session(one) for one in sessions}
-        assert {one: row and row["system_prompt"] for one, row in shown.items()} == sessions
-        assert {one: row and row["prompt_digest"] for one, row in shown.items()} == {
-            one: f"digest of {one}" for one in sessions
+        rows = {session: store.sessions.get_session(session) for session in sessions}
+        assert {session: row and row["system_prompt"] for session, row in rows.items()} == sessions
+        assert {session: row and row["prompt_digest"] for session, row in rows.items()} == {
+            session: f"digest of {session}" for session in sessions
         }
         assert stored_prompts(store) == sorted({PROMPT, "Another."})
         record = store.runs.get(spec.run_id)

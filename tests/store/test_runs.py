@@ -90,11 +90,11 @@ def complete(turn: Turn, message_id: str, text: Partial | None, reasoning: Parti
     if reasoning is not None:
         chars = {"chars": len(reasoning.text), "form": reasoning.form, "cuts": reasoning.cuts}
         events.append(turn.event("reasoning.completed", 1, message_id=message_id, **chars))
-    done = turn.event("message.completed", 1, message_id=message_id, row=None, cuts=text.cuts if text else "")
-    row = turn.row("assistant", text.text if text else "", (done, "row"))
+    event = turn.event("message.completed", 1, message_id=message_id, row=None, cuts=text.cuts if text else "")
+    row = turn.row("assistant", text.text if text else "", (event, "row"))
     row.reasoning = reasoning.text if reasoning else None
     closes = [stream.stream_id for stream in (text, reasoning) if stream is not None]
-    turn.append(*events, done, rows=[row], closes=closes)
+    turn.append(*events, event, rows=[row], closes=closes)
 
 
 # ---- specs
@@ -223,11 +223,11 @@ def test_runs_that_replicas_of_other_hosts_hold_are_not_left_behind(store: Store
 
 
 def test_appended_rows_get_ids_and_update_event(turn: Turn) -> None:
-    done = turn.event("message.completed", 1, message_id="m", row=None, cuts="")
-    rows = [turn.row("user", "hi"), turn.row("assistant", "hello", (done, "row"))]
-    turn.append(done, rows=rows)
+    event = turn.event("message.completed", 1, message_id="m", row=None, cuts="")
+    rows = [turn.row("user", "hi"), turn.row("assistant", "hello", (event, "row"))]
+    turn.append(event, rows=rows)
     assert rows[0].id is not None and rows[1].id is not None and rows[0].id < rows[1].id
-    assert done.data["row"] == rows[1].id
+    assert event.data["row"] == rows[1].id
     assert turn.store.runs.durable(turn.run_id)[-1].data["row"] == rows[1].id
     row = turn.store.runs.row(turn.run_id, rows[1].id)
     assert row == replace(rows[1], announced_in=())
@@ -235,11 +235,11 @@ def test_appended_rows_get_ids_and_update_event(turn: Turn) -> None:
 
 
 def test_row_id_is_filled_into_several_events(turn: Turn) -> None:
-    done = turn.event("message.completed", 1, message_id="m", row=None, cuts="")
+    event = turn.event("message.completed", 1, message_id="m", row=None, cuts="")
     failed = turn.event("run.failed", failure="timeout", error="late", partial_row=None)
-    row = turn.row("assistant", "x", (done, "row"), (failed, "partial_row"))
-    turn.append(done, failed, rows=[row])
-    assert done.data["row"] == failed.data["partial_row"] == row.id
+    row = turn.row("assistant", "x", (event, "row"), (failed, "partial_row"))
+    turn.append(event, failed, rows=[row])
+    assert event.data["row"] == failed.data["partial_row"] == row.id
     assert state(turn.store, turn.run_id).final_row == row.id
 
 
@@ -252,10 +252,10 @@ def test_row_is_visible_only_to_its_run(turn: Turn) -> None:
 
 
 def test_tool_result_rows_follow_order_of_calls(turn: Turn) -> None:
-    asked = turn.row("assistant", "", tool_calls=[call(name) for name in ("a", "b", "c")])
+    row = turn.row("assistant", "", tool_calls=[call(name) for name in ("a", "b", "c")])
     late = [turn.row("tool", name, tool_call_id=name) for name in ("c", "a", "b")]
     again = [turn.row("assistant", "", tool_calls=[call("d")]), turn.row("tool", "d", tool_call_id="d")]
-    turn.append(rows=[asked, *late, *again, turn.row("user", "next")])
+    turn.append(rows=[row, *late, *again, turn.row("user", "next")])
     ordered = ["What is the time?", "", "a", "b", "c", "", "d", "next"]
     assert [row.content for row in turn.store.runs.rows(turn.run_id)] == ordered
     messages = turn.store.sessions.get_messages_as_conversation("s")
@@ -303,11 +303,11 @@ def test_annotation_accepts_any_text(turn: Turn, message: str) -> None:
 
 def replaced(turn: Turn) -> tuple[list[Row], list[Row]]:
     """A conversation whose middle was put into other words: the rows before, and those after."""
-    asked = turn.row("assistant", "Let me look.", tool_calls=[call("c")], timestamp=11.5, token_count=7)
-    asked.reasoning, asked.finish_reason, asked.opaque = "hm", "tool_calls", {"chat_completions": {"id": 1}}
+    row = turn.row("assistant", "Let me look.", tool_calls=[call("c")], timestamp=11.5, token_count=7)
+    row.reasoning, row.finish_reason, row.opaque = "hm", "tool_calls", {"chat_completions": {"id": 1}}
     result = turn.row("tool", "noon", tool_call_id="c", tool_name="clock", timestamp=12.5, token_count=3)
     answer = turn.row("assistant", "Noon.", timestamp=13.5, token_count=2, reasoning="so", finish_reason="stop")
-    turn.append(rows=[asked, result, answer])
+    turn.append(rows=[row, result, answer])
     summary = Row("s", "user", "[What was said before]")
     kept_rows = [
         Row("s", "assistant", "Let me look.", tool_calls=[call("c")], opaque={"chat_completions": {"id": 1}}),
@@ -317,14 +317,14 @@ def replaced(turn: Turn) -> tuple[list[Row], list[Row]]:
     turn.append(
         turn.event("context.compacted", 1, method="summary"), rows=[summary, *kept_rows], replaces=[None, 1, 2, 3]
     )
-    return [asked, result, answer], turn.store.runs.rows(turn.run_id)
+    return [row, result, answer], turn.store.runs.rows(turn.run_id)
 
 
 def test_compacted_rows_are_archived_not_lost(turn: Turn) -> None:
     replaced(turn)
     sessions = turn.store.sessions
-    seen = [message["content"] for message in sessions.get_messages_as_conversation("s")]
-    assert seen == ["[What was said before]", "Let me look.", "noon", "Noon."]
+    contents = [message["content"] for message in sessions.get_messages_as_conversation("s")]
+    assert contents == ["[What was said before]", "Let me look.", "noon", "Noon."]
     first, *rest = sessions.get_messages("s")
     assert (first["active"], first["compacted"]) == (False, True)
     assert [row["content"] for row in rest] == ["Let me look.", "noon", "Noon."]
@@ -343,9 +343,9 @@ def test_compaction_keeps_retained_rows_unchanged(turn: Turn) -> None:
 
 def test_compaction_summary_rows_are_synthetic(turn: Turn) -> None:
     replaced(turn)
-    shown = turn.store.sessions.get_messages("s", include_inactive=True)
-    assert [row["synthetic"] for row in shown] == [False, False, False, False, True]
-    assert [row["model_only"] for row in shown] == [False, False, False, False, True]
+    rows = turn.store.sessions.get_messages("s", include_inactive=True)
+    assert [row["synthetic"] for row in rows] == [False, False, False, False, True]
+    assert [row["model_only"] for row in rows] == [False, False, False, False, True]
     assert turn.store.sessions.search_messages("said") == []
     assert len(turn.store.sessions.search_messages("noon")) == 2
 
@@ -546,7 +546,7 @@ def test_run_record_follows_log(turn: Turn) -> None:
 def test_run_status_column_follows_log(tmp_path: Path) -> None:
     with closing(open_store(url(tmp_path / "state.db"))) as store:
         turn = Turn(store, "s")
-        seen = []
+        observed = []
         for events in (
             [],
             [turn.event("run.started", model="m", provider="p")],
@@ -556,9 +556,9 @@ def test_run_status_column_follows_log(tmp_path: Path) -> None:
             [turn.event("run.cancelled", by="user", reason="stop")],
         ):
             turn.append(*events)
-            seen += look(tmp_path / "state.db", "SELECT status FROM runs")[0]
-    shown = ["queued", "running", "waiting_for_approval", "waiting_for_input", "stopping", "cancelled"]
-    assert seen == shown
+            observed += look(tmp_path / "state.db", "SELECT status FROM runs")[0]
+    expected = ["queued", "running", "waiting_for_approval", "waiting_for_input", "stopping", "cancelled"]
+    assert observed == expected
 
 
 # ---- reading
@@ -614,16 +614,16 @@ def test_text_and_reasoning_are_not_duplicated_in_log(tmp_path: Path) -> None:
         turn.append(notice(turn), partials=[text, reasoning])
         complete(turn, "m", text, reasoning)
         assert look(path, "SELECT count(*) FROM run_partials") == [(0,)]
-        held = look(path, "SELECT group_concat(data) FROM run_events")[0][0]
-    assert "unmistak" not in held
-    assert "inscru" not in held
+        data = look(path, "SELECT group_concat(data) FROM run_events")[0][0]
+    assert "unmistak" not in data
+    assert "inscru" not in data
 
 
 def test_tool_output_partials_are_read_until_tool_ends(turn: Turn) -> None:
     out, err = tool_output(turn, "c", "one ", "two"), tool_output(turn, "c", "oops", stream="stderr")
     turn.append(notice(turn), partials=[out, err])
-    shown = [event for event in turn.store.runs.read(turn.run_id, 0, 100) if event.type == "tool.output"]
-    assert [tuple(event.data[name] for name in ("call_id", "stream", "offset", "text")) for event in shown] == [
+    events = [event for event in turn.store.runs.read(turn.run_id, 0, 100) if event.type == "tool.output"]
+    assert [tuple(event.data[name] for name in ("call_id", "stream", "offset", "text")) for event in events] == [
         ("c", "stdout", 0, "one "),
         ("c", "stdout", 4, "two"),
         ("c", "stderr", 0, "oops"),
@@ -635,8 +635,8 @@ def test_tool_output_partials_are_read_until_tool_ends(turn: Turn) -> None:
         closes=[out.stream_id, err.stream_id],
         partials=[other],
     )
-    left = [event for event in turn.store.runs.read(turn.run_id, 0, 100) if event.type == "tool.output"]
-    assert [(event.data["call_id"], event.data["text"]) for event in left] == [("c/2", "still")]
+    remaining = [event for event in turn.store.runs.read(turn.run_id, 0, 100) if event.type == "tool.output"]
+    assert [(event.data["call_id"], event.data["text"]) for event in remaining] == [("c/2", "still")]
 
 
 @pytest.mark.parametrize("size", range(1, 8))
@@ -717,8 +717,8 @@ class Driven:
         self.message, self.call, self.messages, self.tools = "msg_0", "", 0, 0
         self.finished: set[str] = set()
 
-    def row(self, role: str, content: str, **given: Any) -> Row:
-        return Row(self.spec.session_id, role, content, self.spec.run_id, **given)
+    def row(self, role: str, content: str, **fields: Any) -> Row:
+        return Row(self.spec.session_id, role, content, self.spec.run_id, **fields)
 
     async def act(self, name: str, piece: str) -> None:
         writer = self.writer
@@ -741,9 +741,9 @@ class Driven:
             await writer.emit("tool.started", call_id=self.call, name="clock", args={}, effect="pure")
         elif name == "finish" and self.call:
             closes = writer.end_output(self.call)
-            done = writer.event("tool.finished", call_id=self.call, status="ok", row=None)
-            row = self.row("tool", "x", tool_call_id=self.call, announced_in=((done, "row"),))
-            await writer.append(done, rows=[row], closes=closes)
+            event = writer.event("tool.finished", call_id=self.call, status="ok", row=None)
+            row = self.row("tool", "x", tool_call_id=self.call, announced_in=((event, "row"),))
+            await writer.append(event, rows=[row], closes=closes)
             self.finished.add(self.call)
             self.call = ""
         elif name == "settle":
@@ -773,11 +773,11 @@ class Driven:
         self.writer.flush()
         await self.writer.settle()
         await self.writer.close()
-        shown = await self.live.take()
+        events = await self.live.take()
         assert not self.live.overflowed
         return [
             event
-            for event in shown
+            for event in events
             if event.type != "tool.drafted"
             and not (event.type == "tool.output" and event.data["call_id"] in self.finished)
         ]
@@ -810,12 +810,12 @@ def test_replay_equals_live_events_property(
         driven = Driven(file_store, window_s, last_seq)
         return await driven.run(script, end), driven.spec.run_id
 
-    shown, run_id = asyncio.run(drive())
-    assert file_store.runs.read(run_id, 0, WHOLE) == shown
+    events, run_id = asyncio.run(drive())
+    assert file_store.runs.read(run_id, 0, WHOLE) == events
     for size in range(1, 8):
-        assert paged(file_store, run_id, size) == shown
-    for event in shown[::3]:
-        assert file_store.runs.read(run_id, event.seq, WHOLE) == [later for later in shown if later.seq > event.seq]
+        assert paged(file_store, run_id, size) == events
+    for event in events[::3]:
+        assert file_store.runs.read(run_id, event.seq, WHOLE) == [later for later in events if later.seq > event.seq]
 
 
 def test_durable_event_data_round_trip_property(file_store: Store) -> None:
@@ -828,8 +828,8 @@ def test_durable_event_data_round_trip_property(file_store: Store) -> None:
         await driven.writer.close()
         return await driven.live.take(), driven.spec.run_id
 
-    shown, run_id = asyncio.run(drive())
-    assert file_store.runs.read(run_id, 0, WHOLE) == shown
+    events, run_id = asyncio.run(drive())
+    assert file_store.runs.read(run_id, 0, WHOLE) == events
 
 
 def test_replay_is_same_after_restart(tmp_path: Path) -> None:
@@ -840,9 +840,9 @@ def test_replay_is_same_after_restart(tmp_path: Path) -> None:
         return await driven.run(script, "open"), driven.spec.run_id
 
     with closing(open_store(url(tmp_path / "state.db"))) as store:
-        shown, run_id = asyncio.run(drive(store))
+        events, run_id = asyncio.run(drive(store))
     with closing(open_store(url(tmp_path / "state.db"))) as store:
-        assert store.runs.read(run_id, 0, WHOLE) == shown
+        assert store.runs.read(run_id, 0, WHOLE) == events
         assert [partial.kind for partial in store.runs.partials(run_id)] == ["reasoning", "tool", "text"]
 
 
@@ -925,10 +925,10 @@ def test_control_is_added_and_taken_once(turn: Turn) -> None:
 
 
 def test_controls_are_taken_oldest_first(turn: Turn) -> None:
-    left = [Control("steer", {"text": str(number)}, control_id=f"ctl_{9 - number}") for number in range(5)]
-    for control in left:
+    controls = [Control("steer", {"text": str(number)}, control_id=f"ctl_{9 - number}") for number in range(5)]
+    for control in controls:
         turn.store.runs.add_control(turn.run_id, control)
-    assert turn.store.runs.take_controls(turn.run_id) == left
+    assert turn.store.runs.take_controls(turn.run_id) == controls
 
 
 def test_controls_are_scoped_to_run(turn: Turn) -> None:
@@ -955,15 +955,15 @@ def test_concurrent_duplicate_control_is_added_once(turn: Turn) -> None:
 
 
 def test_concurrent_take_gets_each_control_once(turn: Turn) -> None:
-    left = [f"ctl_{number:02}" for number in range(40)]
-    for control_id in left:
+    texts = [f"ctl_{number:02}" for number in range(40)]
+    for control_id in texts:
         turn.store.runs.add_control(turn.run_id, Control("steer", control_id=control_id))
 
     def take(_: int) -> list[str]:
         return [control.control_id for _ in range(5) for control in turn.store.runs.take_controls(turn.run_id)]
 
     results = at_once(2, take)
-    assert sorted([*results[0], *results[1]]) == left
+    assert sorted([*results[0], *results[1]]) == texts
 
 
 def test_concurrent_add_and_take_lose_no_control(turn: Turn) -> None:
@@ -1040,9 +1040,9 @@ HOUR, DAY = 3600.0, 86_400.0
 KINDS = ("chat", "response", "session", "run", "job", "cli", "subagent")
 
 
-def ended(store: Store, ago: float, **given: Any) -> Turn:
+def ended(store: Store, ago: float, **fields: Any) -> Turn:
     """A run with an answer, whose end is that long ago."""
-    turn = Turn(store, given.pop("session_id", "s"), **given)
+    turn = Turn(store, fields.pop("session_id", "s"), **fields)
     turn.begin()
     text = turn.grown("m", "No", "on.")
     turn.complete("m", text.text, text.cuts)
@@ -1052,8 +1052,8 @@ def ended(store: Store, ago: float, **given: Any) -> Turn:
     return turn
 
 
-def sweep(store: Store, max_stored: int = 1000, **given: Any) -> dict[str, int]:
-    return store.runs.sweep(RUN_DAYS, LOG_HOURS, max_stored, **given)
+def sweep(store: Store, max_stored: int = 1000, **options: Any) -> dict[str, int]:
+    return store.runs.sweep(RUN_DAYS, LOG_HOURS, max_stored, **options)
 
 
 def expired(store: Store, turn: Turn) -> bool:
@@ -1176,8 +1176,8 @@ def test_sweep_of_many_batches_is_complete(store: Store) -> None:
 
     store.transaction(make)
     old = SWEEP_BATCH_ROWS + 20
-    left = total - old
-    assert sweep(store, 100) == {"logs": total // 2, "runs": old + left - 200}
+    remaining = total - old
+    assert sweep(store, 100) == {"logs": total // 2, "runs": old + remaining - 200}
     assert len(ids_of(store)) == 200
 
 
@@ -1260,7 +1260,7 @@ def test_claimed_session_is_not_one_that_another_process_is_about_to_make(store:
 
 
 @pytest.mark.parametrize(
-    ("message", "shown"),
+    ("message", "expected"),
     [
         ("short 'x' 😀", "short 'x' 😀"),
         ("é" * 600, "é" * 500),
@@ -1269,10 +1269,10 @@ def test_claimed_session_is_not_one_that_another_process_is_about_to_make(store:
         ("", ""),
     ],
 )
-def test_list_of_runs_has_the_beginning_of_what_was_asked(store: Store, message: Any, shown: str) -> None:
+def test_list_of_runs_has_the_beginning_of_what_was_asked(store: Store, message: Any, expected: str) -> None:
     store.runs.create(RunSpec(message, "s"))
     [record], _, total = store.runs.page(owner=None, limit=5)
-    assert (record.spec.user_message, total) == (shown, 1)
+    assert (record.spec.user_message, total) == (expected, 1)
 
 
 # ---- numbers of runs

@@ -359,8 +359,8 @@ def test_orphaned_run_does_not_block_deletion(store: Store) -> None:
 def test_finished_run_is_deleted_with_session(store: Store) -> None:
     run = started(store, "s").run_id
     token = store.leases.acquire("session:s", "here", 60)
-    done = Event(run, "run.completed", data={"usage": {}, "steps": 1}, seq=2, ts=time.time())
-    store.runs.append(run, token, [done])
+    event = Event(run, "run.completed", data={"usage": {}, "steps": 1}, seq=2, ts=time.time())
+    store.runs.append(run, token, [event])
     store.leases.release("session:s", token)
     assert store.sessions.delete_session("s") is True
     assert (store.runs.get(run), store.runs.read(run, 0, 10)) == (None, [])
@@ -439,7 +439,7 @@ LONG = "x" * 100
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("title", "expected"),
     [
         ("Plans", "Plans"),
         ("  Plans \n", "Plans"),
@@ -456,10 +456,10 @@ LONG = "x" * 100
         (" \u200b\n ", None),
     ],
 )
-def test_titles_are_normalised(db: SessionDB, given: str, expected: str | None) -> None:
+def test_titles_are_normalised(db: SessionDB, title: str, expected: str | None) -> None:
     db.create_session("a", "cli")
-    assert db.set_session_title("a", given) is True
-    db.create_session("b", "cli", title=given, owner="bob")
+    assert db.set_session_title("a", title) is True
+    db.create_session("b", "cli", title=title, owner="bob")
     assert (db.get_session("a")["title"], db.get_session("b")["title"]) == (expected, expected)
 
 
@@ -568,10 +568,10 @@ def test_session_dbs_on_same_path_share_writes(file_db: SessionDB) -> None:
 
 
 def test_in_memory_session_dbs_are_independent() -> None:
-    one, other = SessionDB(":memory:"), SessionDB(":memory:")
-    one.create_session("s", "cli")
+    first, other = SessionDB(":memory:"), SessionDB(":memory:")
+    first.create_session("s", "cli")
     assert other.get_session("s") is None
-    one.close()
+    first.close()
     other.close()
 
 
@@ -593,14 +593,14 @@ def test_next_title_number_is_found_with_few_queries(db: SessionDB, monkeypatch:
         db.set_auto_title_if_empty(f"n{number}", "Plans")
     titles = {db.get_session(f"n{number}")["title"] for number in range(200)}  # type: ignore[index]
     assert titles == {"Plans", *(f"Plans #{number}" for number in range(2, 201))}
-    asked: list[str] = []
+    texts: list[str] = []
     original = session_rows.title_holder
     monkeypatch.setattr(
-        session_rows, "title_holder", lambda tx, owner, title: asked.append(title) or original(tx, owner, title)
+        session_rows, "title_holder", lambda tx, owner, title: texts.append(title) or original(tx, owner, title)
     )
     db.create_session("last", "cli")
     db.set_auto_title_if_empty("last", "Plans")
-    assert (db.get_session("last") or {})["title"] == "Plans #201" and len(asked) < 25
+    assert (db.get_session("last") or {})["title"] == "Plans #201" and len(texts) < 25
 
 
 @pytest.mark.parametrize("session_id", [".", "..", "a/..", "a..b"])

@@ -101,8 +101,8 @@ def test_export_import_round_trip(db: SessionDB, other: SessionDB) -> None:
 def test_export_includes_inactive_rows_with_flags(db: SessionDB, other: SessionDB) -> None:
     rich(db)
     other.import_sessions([db.export_session("s")])
-    shown = [row for row in other.get_messages("s", include_inactive=True) if not row["model_only"]]
-    for rows in (db.export_session("s")["messages"], shown):
+    visible_rows = [row for row in other.get_messages("s", include_inactive=True) if not row["model_only"]]
+    for rows in (db.export_session("s")["messages"], visible_rows):
         flags = [(bool(row["active"]), bool(row["compacted"])) for row in rows]
         assert flags == [(False, True), *[(True, False)] * 4, (False, False), (False, False)]
         assert [bool(row["synthetic"]) for row in rows[1:]] == [False] * 5 + [True]
@@ -120,11 +120,11 @@ def test_export_separates_transcript_and_model_messages(db: SessionDB) -> None:
 
 def test_import_of_older_export_version_has_no_duplicates(db: SessionDB) -> None:
     """An older export holds copies of the rows that a compaction kept, and the summary among them."""
-    held = [{"role": "user", "content": text, "active": False, "compacted": True} for text in "abcd"]
-    held += [{"role": "user", "content": "a", "copy_of": 0}, {"role": "user", "content": "sum", "synthetic": True}]
-    held += [{"role": "user", "content": "d", "copy_of": 3, "api_content": "D"}, {"role": "user", "content": "e"}]
-    done = db.import_sessions([{"format": "hermes.session/1", "id": "s", "messages": held}])
-    assert done["ok"]
+    messages = [{"role": "user", "content": text, "active": False, "compacted": True} for text in "abcd"]
+    messages += [{"role": "user", "content": "a", "copy_of": 0}, {"role": "user", "content": "sum", "synthetic": True}]
+    messages += [{"role": "user", "content": "d", "copy_of": 3, "api_content": "D"}, {"role": "user", "content": "e"}]
+    report = db.import_sessions([{"format": "hermes.session/1", "id": "s", "messages": messages}])
+    assert report["ok"]
     assert contents(db, "s") == list("abcde")
     assert sorted(contents(db, "s", include_inactive=True)) == ["a", "b", "c", "d", "e", "sum"]
     assert [m["content"] for m in db.get_messages_as_conversation("s")] == ["a", "sum", "D", "e"]
@@ -397,9 +397,9 @@ def test_export_redacts_known_secrets(db: SessionDB) -> None:
     def redact(text: str) -> str:
         return text.replace("sk-known", "[redacted]")
 
-    one = json.dumps(db.export_session("s", redact=redact))
+    text = json.dumps(db.export_session("s", redact=redact))
     [of_all] = [json.dumps(item) for item in db.export_all(redact=redact)]
-    assert ["sk-known" in one, "[redacted]" in one, "sk-known" in of_all] == [False, True, False]
+    assert ["sk-known" in text, "[redacted]" in text, "sk-known" in of_all] == [False, True, False]
     assert "sk-known" in json.dumps(db.get_messages("s"))
 
 
@@ -423,18 +423,18 @@ def test_backup_is_private_and_complete(file_db: SessionDB, tmp_path: Path, umas
 def test_backup_during_writes_is_consistent(file_db: SessionDB, tmp_path: Path) -> None:
     db = file_db
     create_conversation(db, "s", *["words " * 50] * 200)
-    done = threading.Event()
+    finished = threading.Event()
     written: list[int] = []
 
     def write() -> None:
-        while not done.is_set():
+        while not finished.is_set():
             written.append(db.append_message("s", "user", f"number {len(written)} 北京"))
 
     writer = threading.Thread(target=write)
     writer.start()
     for n in range(3):
         db.backup(tmp_path / f"copy{n}.db")
-    done.set()
+    finished.set()
     writer.join()
     for n in range(3):
         with closing(sqlite3.connect(tmp_path / f"copy{n}.db", isolation_level=None)) as copy:
@@ -463,8 +463,8 @@ def test_imported_row_does_not_join_foreign_run(store: Store) -> None:
     store.sessions.create_session("mine", "cli")
     store.sessions.append_message("mine", "user", "hello", run_id="run_1")
     foreign = {"role": "assistant", "content": "INJECTED", "run_id": "run_1"}
-    done = store.sessions.import_sessions([{"format": "hermes.session/1", "id": "other", "messages": [foreign]}])
-    assert done["imported"] == 1
+    report = store.sessions.import_sessions([{"format": "hermes.session/1", "id": "other", "messages": [foreign]}])
+    assert report["imported"] == 1
     assert [row.content for row in store.runs.rows("run_1")] == ["hello"]
 
 
@@ -481,11 +481,11 @@ def test_imported_row_does_not_join_foreign_run(store: Store) -> None:
     ],
 )
 def test_import_rejects_out_of_range_numbers(db: SessionDB, fields: dict[str, Any]) -> None:
-    done = db.import_sessions([{"format": "hermes.session/1", "id": "s", **fields}])
-    assert done["ok"] is False and done["errors"][0]["index"] == 0
+    report = db.import_sessions([{"format": "hermes.session/1", "id": "s", **fields}])
+    assert report["ok"] is False and report["errors"][0]["index"] == 0
     assert db.get_session("s") is None
 
 
 def test_import_detaches_session_that_is_its_own_parent(db: SessionDB) -> None:
-    done = db.import_sessions([{"format": "hermes.session/1", "id": "s", "parent_session_id": "s"}])
-    assert (done["imported"], done["detached"]) == (1, 1)
+    report = db.import_sessions([{"format": "hermes.session/1", "id": "s", "parent_session_id": "s"}])
+    assert (report["imported"], report["detached"]) == (1, 1)
