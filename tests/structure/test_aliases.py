@@ -56,8 +56,8 @@ def check_imports(*pairs: tuple[str, str]) -> None:
     """Import both of each pair, in this order, in a process of their own."""
     checks = [f"import {a}, {b}; assert sys.modules[{a!r}] is sys.modules[{b!r}]" for a, b in pairs]
     code = "\n".join(["import sys", *checks])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("alias", ALIASES)

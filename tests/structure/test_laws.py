@@ -145,14 +145,14 @@ def imported(path: Path) -> set[str]:
 @pytest.mark.parametrize("name", [*PURE, *TRANSLATORS, *FOLD])
 def test_pure_modules_import_no_io(name: str) -> None:
     imports = imported(ROOT / name)
-    assert {one for one in imports if one in IMPURE or one.split(".")[0] in IMPURE} == set()
+    assert {module for module in imports if module in IMPURE or module.split(".")[0] in IMPURE} == set()
 
 
 @pytest.mark.parametrize("name", PURE)
 def test_pure_modules_import_only_pure_modules(name: str) -> None:
     allowed = {n.removesuffix(".py").replace("/", ".") for n in [*PURE, *FOLD]}
-    ours = {one for one in imported(ROOT / name) if one.startswith("hermes")}
-    assert {one for one in ours if one.removeprefix("hermes.") not in allowed} == set()
+    ours = {module for module in imported(ROOT / name) if module.startswith("hermes")}
+    assert {module for module in ours if module.removeprefix("hermes.") not in allowed} == set()
 
 
 @pytest.mark.parametrize("name", [*PURE, *TRANSLATORS, *FOLD])
@@ -234,12 +234,12 @@ async def test_turn_creates_no_reference_cycles(
         await asyncio.create_task(turn())
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        left = [type(thing).__name__ for thing in gc.garbage if str(type(thing).__module__).startswith("hermes.")]
+        names = [type(thing).__name__ for thing in gc.garbage if str(type(thing).__module__).startswith("hermes.")]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-    assert left == []
+    assert names == []
 
 
 def _holds(thing: object, marker: str) -> bool:
@@ -256,7 +256,7 @@ def _holds(thing: object, marker: str) -> bool:
 def _of_the_product(thing: object) -> bool:
     if str(type(thing).__module__).startswith("hermes."):
         return True
-    return any(str(type(one).__module__).startswith("hermes.") for one in gc.get_referrers(thing))
+    return any(str(type(item).__module__).startswith("hermes.") for item in gc.get_referrers(thing))
 
 
 # ---- what must not hold up the loop

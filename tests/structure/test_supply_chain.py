@@ -25,8 +25,10 @@ LOCKED_EXTRAS = ("sdk", "images", "web", "mcp", "acp", "otel", "postgres", "nats
 def entries(path: Path) -> list[tuple[Requirement, list[str]]]:
     """Every requirement of a lock with its hashes."""
     lines = re.sub(r"\\\n", " ", path.read_text()).splitlines()
-    given = [line for line in lines if line and not line.startswith("#")]
-    return [(Requirement(line.split(" --hash")[0]), re.findall(r"--hash=sha256:(\w+)", line)) for line in given]
+    requirement_lines = [line for line in lines if line and not line.startswith("#")]
+    return [
+        (Requirement(line.split(" --hash")[0]), re.findall(r"--hash=sha256:(\w+)", line)) for line in requirement_lines
+    ]
 
 
 LOCKED = entries(LOCK)
@@ -98,11 +100,11 @@ def test_audit_distinguishes_findings_from_unreachable_database(
     tmp_path: Path, text: str, code: int, message: str
 ) -> None:
     (tmp_path / "pip_audit.py").write_text(f"print({text!r})")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, ROOT / "scripts" / "audit.py"],
         check=False,
         env={"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, message in done.stdout) == (code, True), done
+    assert (result.returncode, message in result.stdout) == (code, True), result
