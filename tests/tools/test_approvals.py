@@ -37,9 +37,9 @@ def terminal(command: str, **more: Any) -> Call:
 
 async def answer_approval(under_way: Running, choice: str) -> Json:
     """The question, which is answered by that."""
-    asked = await under_way.wait_for("approval.requested")
-    assert await under_way.control("approve", id=asked["approval_id"], choice=choice) == "applied"
-    return asked
+    event = await under_way.wait_for("approval.requested")
+    assert await under_way.control("approve", id=event["approval_id"], choice=choice) == "applied"
+    return event
 
 
 def decided(run: CompletedRun) -> list[tuple[str, str]]:
@@ -121,7 +121,7 @@ async def test_yolo_mode_skips_approvals(
 
 
 @pytest.mark.parametrize(
-    ("command", "asked"),
+    ("command", "needs_approval"),
     [
         ("chmod -R 777 /opt/x; true", False),  # of the system, which it cannot reach
         ('eval "$(echo ZWNobwo= | base64 -d)"; true', False),
@@ -131,14 +131,14 @@ async def test_yolo_mode_skips_approvals(
     ],
 )
 async def test_sandbox_skips_some_approvals(
-    make_harness: MakeHarness, server: ModelServer, command: str, asked: bool
+    make_harness: MakeHarness, server: ModelServer, command: str, needs_approval: bool
 ) -> None:
     tool_session = ToolSession(make_harness, server, "bubblewrap")
     build_folder(tool_session)
     run = await tool_session.run(terminal(command))
     # A host that a command then wants to reach is decided on of its own.
-    assert decided(run)[0] == (("deny", "rule") if asked else ("once", "rule"))
-    assert run.tool_results()[0]["status"] == ("blocked" if asked else "ok")
+    assert decided(run)[0] == (("deny", "rule") if needs_approval else ("once", "rule"))
+    assert run.tool_results()[0]["status"] == ("blocked" if needs_approval else "ok")
 
 
 async def test_remote_code_with_network_needs_approval(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -176,14 +176,14 @@ async def test_approval_choice_scope(make_harness: MakeHarness, server: ModelSer
     tool_session = ToolSession(make_harness, server)
     build_folder(tool_session)
     under_way = await tool_session.begin(terminal(FLAGGED), answerable=True)
-    asked = await answer_approval(under_way, choice)
-    assert (asked["kind"], asked["subject"], asked["rules"], asked["reviewer"]) == (
+    request = await answer_approval(under_way, choice)
+    assert (request["kind"], request["subject"], request["rules"], request["reviewer"]) == (
         "command",
         FLAGGED,
         ["delete"],
         None,
     )
-    assert (asked["choices"], "deletes" in asked["reason"]) == (["once", "session", "always", "deny"], True)
+    assert (request["choices"], "deletes" in request["reason"]) == (["once", "session", "always", "deny"], True)
     run = await under_way.end()
     assert (run.tool_results()[0]["status"], decided(run)) == (status, [(choice, "user")])
     if status == "blocked":
@@ -222,8 +222,8 @@ async def test_always_choice_availability(
 ) -> None:
     tool_session = ToolSession(make_harness, server)
     under_way = await tool_session.begin(terminal(command), answerable=True, **fields)
-    asked = await answer_approval(under_way, "deny")
-    assert asked["choices"] == ["once", "session", *(["always"] if always else []), "deny"]
+    request = await answer_approval(under_way, "deny")
+    assert request["choices"] == ["once", "session", *(["always"] if always else []), "deny"]
     await under_way.end()
 
 
@@ -271,8 +271,8 @@ async def test_approval_text_is_complete_and_redacted(make_harness: MakeHarness,
     tool_session = ToolSession(make_harness, server)
     text = " ".join(f"word{n}" for n in range(3000))
     under_way = await tool_session.begin(terminal(f"rm -r build {text} {KEY} end"), answerable=True)
-    asked = await answer_approval(under_way, "deny")
-    assert asked["subject"] == f"rm -r build {text} [redacted] end"
+    request = await answer_approval(under_way, "deny")
+    assert request["subject"] == f"rm -r build {text} [redacted] end"
     await under_way.end()
 
 
@@ -291,8 +291,8 @@ async def test_approvals_are_sequential_and_block_only_conflicting_calls(
     calls = [Call("ask", {"a": "one"}), Call("ask", {"a": "two"}), Call("look")]
     under_way = await tool_session.begin(*calls, answerable=True)
     await under_way.wait_for("tool.finished")  # the one that need not wait
-    asked = await answer_approval(under_way, "session")
-    assert (asked["kind"], asked["choices"]) == ("mcp", ["once", "session", "deny"])
+    request = await answer_approval(under_way, "session")
+    assert (request["kind"], request["choices"]) == ("mcp", ["once", "session", "deny"])
     run = await under_way.end()
     assert run.event("approval.requested")
     assert decided(run) == [("session", "user"), ("once", "rule")], "the second one is granted with the first"
@@ -310,11 +310,11 @@ async def test_approval_before_crash_counts_for_one_request(harness: Harness, se
 
     harness.offer(tool("act", act, effect="read"))
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server, toolsets=frozenset({"x"}), answerable=False).begin()
-    await left.say("", calls=[Call("act", {}, id="c1")])
-    await left.add(left.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=left.ts + 60))
-    await left.add(left.event("approval.resolved", approval_id="apr_1", choice="once", by="user"))
-    await left.taken_up()
+    orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"}), answerable=False).begin()
+    await orphan.say("", calls=[Call("act", {}, id="c1")])
+    await orphan.add(orphan.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=orphan.ts + 60))
+    await orphan.add(orphan.event("approval.resolved", approval_id="apr_1", choice="once", by="user"))
+    await orphan.taken_up()
     assert choices == ["once", "deny"], "the other one is a question of its own"
 
 
@@ -339,8 +339,8 @@ async def test_write_grant_for_folder_outside_workspace(
     for choice in ("deny", "once", "session", None):
         under_way = await tool_session.begin(Call("write"), answerable=True)
         if choice is not None:
-            asked = await answer_approval(under_way, choice)
-            assert (asked["kind"], asked["subject"]) == ("write", str(outside))
+            request = await answer_approval(under_way, choice)
+            assert (request["kind"], request["subject"]) == ("write", str(outside))
         [answer] = (await under_way.end()).tool_results()
         answers.append(answer.get("needs", answer.get("status")))
     assert answers == ["blocked", "None", "None", "None"]
@@ -358,8 +358,8 @@ async def test_approval_for_other_tools(
 
     tool_session.offer(tool("ask", ask))
     under_way = await tool_session.begin(Call("ask"), answerable=True)
-    asked = await answer_approval(under_way, "once")
-    assert (asked["choices"], asked["rules"], asked["subject"]) == (choices, [], "delete it [redacted]")
+    request = await answer_approval(under_way, "once")
+    assert (request["choices"], request["rules"], request["subject"]) == (choices, [], "delete it [redacted]")
     assert (await under_way.end()).tool_results() == [{"ok": True}]
 
 
@@ -388,9 +388,9 @@ async def test_smart_approval_reviewer_approves_once(make_harness: MakeHarness, 
     assert run.events_of("usage")[1]["task"] == "approval"
     assert not tool_session.harness.app.services.session_states.of("default", "s1").granted
     review: Request = server.requests[-2]
-    asked = json.loads(review.turns[-1].text)
-    assert (asked["action"], asked["user_message"]) == (FLAGGED, "clean up the build")
-    assert asked["cwd"] == str(tool_session.workspace) and "deletes" in asked["rules"]
+    payload = json.loads(review.turns[-1].text)
+    assert (payload["action"], payload["user_message"]) == (FLAGGED, "clean up the build")
+    assert payload["cwd"] == str(tool_session.workspace) and "deletes" in payload["rules"]
     assert "words of a tool" not in json.dumps(review.body)
     assert not review.body.get("tools")
 
@@ -402,10 +402,10 @@ async def test_smart_approval_reviewer_escalates_to_user(
     make_harness: MakeHarness, server: ModelServer, decision: str, choices: list[str]
 ) -> None:
     _, under_way = await smart(make_harness, server, verdict(decision, "It deletes more than that."))
-    asked = await answer_approval(under_way, "once")
-    assert asked["choices"] == choices
-    assert asked["reviewer"] == {"decision": decision, "reason": "It deletes more than that."}
-    assert "It deletes more than that." in asked["reason"]
+    request = await answer_approval(under_way, "once")
+    assert request["choices"] == choices
+    assert request["reviewer"] == {"decision": decision, "reason": "It deletes more than that."}
+    assert "It deletes more than that." in request["reason"]
     run = await under_way.end()
     assert (run.tool_results()[0]["status"], decided(run)) == ("ok", [("once", "user")])
 
@@ -426,8 +426,8 @@ async def test_smart_approval_invalid_reviewer_answer_is_ignored(
     make_harness: MakeHarness, server: ModelServer, reply: Reply
 ) -> None:
     _, under_way = await smart(make_harness, server, reply)
-    asked = await answer_approval(under_way, "deny")
-    assert (asked["choices"], asked["reviewer"]) == (["once", "session", "always", "deny"], None)
+    request = await answer_approval(under_way, "deny")
+    assert (request["choices"], request["reviewer"]) == (["once", "session", "always", "deny"], None)
     assert decided(await under_way.end()) == [("deny", "user")]
 
 
@@ -436,8 +436,8 @@ async def test_smart_approval_reviewer_timeout(make_harness: MakeHarness, server
     quiet = {"title_generation": {"enabled": False}}
     _, under_way = await smart(make_harness, server, slow, auxiliary={**quiet, "approval": {"timeout": 0.2}})
     async with asyncio.timeout(SURELY_S):
-        asked = await answer_approval(under_way, "deny")
-        assert asked["reviewer"] is None
+        request = await answer_approval(under_way, "deny")
+        assert request["reviewer"] is None
         await under_way.end()
 
 

@@ -149,7 +149,7 @@ async def test_cronjob_list_includes_paused_on_request(jobs: Harness, server: Mo
     await call(jobs, server, action="pause", job_id=job["id"])
     assert (await call(jobs, server, action="list"))["jobs"] == []
     listed = (await call(jobs, server, action="list", include_disabled=True))["jobs"]
-    assert [one["id"] for one in listed] == [job["id"]]
+    assert [job["id"] for job in listed] == [job["id"]]
 
 
 def test_cronjob_record_of_older_version() -> None:

@@ -121,12 +121,12 @@ async def test_child_gets_goal_and_context_only(harness: Harness, server: ModelS
 @pytest.mark.parametrize("most", [1, 2])
 async def test_max_concurrent_children_setting(make_harness: MakeHarness, server: ModelServer, most: int) -> None:
     harness = make_harness({"delegation": {"max_concurrent_children": most}})
-    at_once = seen = 0
+    at_once = running_max = 0
 
     async def look(_: Any, __: Json) -> Json:
-        nonlocal at_once, seen
+        nonlocal at_once, running_max
         at_once += 1
-        seen = max(seen, at_once)
+        running_max = max(running_max, at_once)
         await asyncio.sleep(0.02)
         at_once -= 1
         return {"ok": True}
@@ -135,7 +135,7 @@ async def test_max_concurrent_children_setting(make_harness: MakeHarness, server
     children = {name: [Reply(tool_calls=[Call("look")]), Reply(text=name)] for name in ("one", "two", "three")}
     script_model(server, delegate("one", "two", "three"), **children)
     assert [result["summary"] for result in results(await harness.run(server))] == ["one", "two", "three"]
-    assert seen == most
+    assert running_max == most
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ async def test_child_shares_workspace_and_grants_of_parent(
     make_harness: MakeHarness, server: ModelServer, source: Any
 ) -> None:
     harness = make_harness({"terminal": {"backend": "local"}})
-    seen: list[tuple[Any, ...]] = []
+    observed: list[tuple[Any, ...]] = []
 
     async def look(ctx: ToolContext, _: Json) -> Json:
         resources = ctx.resources
-        seen.append(
+        observed.append(
             (
                 await resources.sandbox(),
                 id(resources.session.granted),
@@ -196,7 +196,7 @@ async def test_child_shares_workspace_and_grants_of_parent(
     script_model(server, Call("look"), delegate("look"), look=[Reply(tool_calls=[Call("look")]), Reply(text="Seen.")])
     run = await harness.run(server, source=source, persist=True, owner="me")
     assert run.final["type"] == "run.completed"
-    (sandbox, *leave, before), (of_child, *of_childs_leave, after) = seen
+    (sandbox, *leave, before), (of_child, *of_childs_leave, after) = observed
     assert of_child is sandbox and of_childs_leave == leave and (before, after) == (False, True)
 
 
@@ -323,11 +323,11 @@ async def test_child_approval_timeout(make_harness: MakeHarness, server: ModelSe
 
 async def left_with_a_call(harness: Harness, server: ModelServer, **fields: Any) -> OrphanedRun:
     """A run as a process left it that was killed while it waited for its child."""
-    left = await OrphanedRun(harness, server, toolsets=frozenset({"delegation", "x"}), **fields).begin()
+    orphan = await OrphanedRun(harness, server, toolsets=frozenset({"delegation", "x"}), **fields).begin()
     call = delegate("count")
-    await left.say("", calls=[call])
-    await left.start(call, "effect")
-    return left
+    await orphan.say("", calls=[call])
+    await orphan.start(call, "effect")
+    return orphan
 
 
 async def left_child(harness: Harness, server: ModelServer, parent: OrphanedRun) -> OrphanedRun:
@@ -353,14 +353,14 @@ async def test_delegation_resumes_child_after_crash(harness: Harness, server: Mo
     server.handler = lambda request: (
         Reply(text="Three.") if request.turns[-1].text == "count" else Reply(text="All done.")
     )
-    left = await left_with_a_call(harness, server)
+    orphan = await left_with_a_call(harness, server)
     if progress != "no":
-        child = await left_child(harness, server, left)
+        child = await left_child(harness, server, orphan)
         if progress == "at work":
             await begin(child)
     resumed = await harness.engine.resume_all()
-    assert left.spec.run_id in resumed
-    events = await left.log()
+    assert orphan.spec.run_id in resumed
+    events = await orphan.log()
     assert [event["type"] for event in events if event["type"].startswith("subagent.")] == [
         "subagent.started",
         "subagent.finished",
@@ -380,13 +380,13 @@ async def test_finished_child_is_not_run_again_after_crash(
 ) -> None:
     offer(harness)
     server.handler = lambda _: Reply(text="Three.", usage={"input": 10, "output": 5})
-    left = await left_with_a_call(harness, server)
-    child = await left_child(harness, server, left)
+    orphan = await left_with_a_call(harness, server)
+    child = await left_child(harness, server, orphan)
     ended = await harness.carry_out(child.spec.replace(user_message="count"))
     if is_reported:
         end = {"call_id": "call_d", "child_run_id": child.spec.run_id, "status": "completed", "chars": 6, "steps": 1}
-        await left.add(left.event("subagent.finished", **end, usage=ended.final["usage"]))
-    events = await left.taken_up()
+        await orphan.add(orphan.event("subagent.finished", **end, usage=ended.final["usage"]))
+    events = await orphan.taken_up()
     assert len(server.requests) == 2
     assert events[-1]["usage"]["total_tokens"] == 30
     assert len([event for event in events if event["type"].startswith("subagent.")]) == 2
@@ -428,12 +428,12 @@ async def test_shutdown_leaves_delegation_open_for_resume(
 async def test_child_of_parent_that_is_not_resumed_is_cancelled(harness: Harness, server: ModelServer) -> None:
     offer(harness, tool("wait"))
     server.handler = lambda _: Reply(text="never", stall_at=1)
-    left = await left_with_a_call(harness, server, on_detach="cancel")
-    child = await left_child(harness, server, left)
+    orphan = await left_with_a_call(harness, server, on_detach="cancel")
+    child = await left_child(harness, server, orphan)
     child.spec = child.spec.replace(on_detach="continue")
     await begin(child)
     harness.engine.start_background_tasks()
-    events = await left.log()
+    events = await orphan.log()
     assert (events[-1]["type"], events[-1]["failure"]) == ("run.failed", "server_restarted")
     ended = [event.type async for event in harness.engine.subscribe(child.spec.run_id)]
     assert ended[-1] == "run.cancelled"

@@ -103,7 +103,7 @@ async def test_script_tool_calls_are_recorded(tool_session: ToolSession) -> None
         json.loads(line.replace("'", '"').replace("None", "null").replace("False", "false"))
         for line in answer["stdout"].splitlines()
     ]
-    assert [(one["output"], one["exit_code"]) for one in payloads] == [("1\n", 1), ("2\n", 2)]
+    assert [(payload["output"], payload["exit_code"]) for payload in payloads] == [("1\n", 1), ("2\n", 2)]
     assert answer["calls"] == 2
     entries = [(event["call_id"], event["name"], event["parent_call_id"]) for event in run.events_of("tool.started")]
     inner = [("call_x.1", "terminal", "call_x"), ("call_x.2", "terminal", "call_x")]
@@ -117,10 +117,10 @@ async def test_script_tool_calls_are_recorded(tool_session: ToolSession) -> None
 
 
 async def test_script_tool_arguments_by_position_and_name(tool_session: ToolSession) -> None:
-    seen: list[Json] = []
+    items: list[Json] = []
 
     async def read(_: ToolContext, args: Json) -> Json:
-        seen.append(args)
+        items.append(args)
         if args["path"] == "bad":
             raise ToolError("There is no such file.", "path_not_found")
         return {"content": f"text of {args['path']} {KEY}"}
@@ -145,7 +145,7 @@ except TypeError as error: print(error)
         "False False",
         "read_file takes 2 arguments",
     ]
-    assert seen == [{"path": "a", "offset": 3}, {"path": "b", "offset": 4}, {"path": "bad"}]
+    assert items == [{"path": "a", "offset": 3}, {"path": "b", "offset": 4}, {"path": "bad"}]
 
 
 async def test_script_tool_calls_pass_every_guard(make_harness: MakeHarness, server: ModelServer) -> None:
@@ -153,9 +153,9 @@ async def test_script_tool_calls_pass_every_guard(make_harness: MakeHarness, ser
     (tool_session.workspace / "build").mkdir(parents=True)
     text = "from hermes_tools import terminal\nfor c in ('rm -rf /', 'rm -r build'): print(terminal(c)['status'])"
     under_way = await tool_session.begin(script(text), answerable=True)
-    asked = await under_way.wait_for("approval.requested")
-    assert (asked["call_id"], asked["kind"], asked["subject"]) == ("call_x.2", "command", "rm -r build")
-    await under_way.control("approve", id=asked["approval_id"], choice="once")
+    event = await under_way.wait_for("approval.requested")
+    assert (event["call_id"], event["kind"], event["subject"]) == ("call_x.2", "command", "rm -r build")
+    await under_way.control("approve", id=event["approval_id"], choice="once")
     run = await under_way.end()
     assert run.tool_results()[0]["stdout"] == "blocked\nok\n"
     assert [event["by"] for event in run.events_of("approval.resolved")] == ["rule", "user"]
@@ -211,10 +211,10 @@ async def test_script_without_sandbox_is_shown_for_approval(
     tool_session = ToolSession(make_harness, server)
     text = f"print('hello')\n# {KEY}\n" + "# more\n" * 500
     under_way = await tool_session.begin(script(text), answerable=True)
-    asked = await under_way.wait_for("approval.requested")
-    assert (asked["kind"], asked["choices"]) == ("code", ["once", "session", "deny"])
-    assert asked["subject"] == text.replace(KEY, "[redacted]")
-    await under_way.control("approve", id=asked["approval_id"], choice=choice)
+    event = await under_way.wait_for("approval.requested")
+    assert (event["kind"], event["choices"]) == ("code", ["once", "session", "deny"])
+    assert event["subject"] == text.replace(KEY, "[redacted]")
+    await under_way.control("approve", id=event["approval_id"], choice=choice)
     run = await under_way.end()
     assert run.tool_results()[0]["status"] == status
     again = await tool_session.call("execute_code", {"code": text})

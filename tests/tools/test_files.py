@@ -226,7 +226,7 @@ TOKEN = "ghp_" + "aB3dE5fG7hJ9kL1mN2pQ4rS6tU8vW0xYabcd"
 
 
 @pytest.mark.parametrize(
-    ("line", "seen"),
+    ("line", "expected"),
     [
         (f"a {KNOWN} b", "a «redacted:known» b"),
         (f"url = {TOKEN}", "url = «redacted:credential»"),
@@ -234,9 +234,9 @@ TOKEN = "ghp_" + "aB3dE5fG7hJ9kL1mN2pQ4rS6tU8vW0xYabcd"
         ('MARK = "[redacted]"', 'MARK = "[redacted]"'),
     ],
 )
-async def test_read_file_redacts_secrets_by_kind(file_tools: FileTools, line: str, seen: str) -> None:
+async def test_read_file_redacts_secrets_by_kind(file_tools: FileTools, line: str, expected: str) -> None:
     file_tools.put("f", f"top\n{line}\nend\n")
-    assert (await file_tools.call(READ, path="f"))["content"] == f"1|top\n2|{seen}\n3|end"
+    assert (await file_tools.call(READ, path="f"))["content"] == f"1|top\n2|{expected}\n3|end"
 
 
 async def test_secret_at_line_truncation_is_redacted(file_tools: FileTools) -> None:
@@ -251,18 +251,18 @@ async def test_secret_is_redacted_anywhere_in_file(file_tools: FileTools, filler
     """Secrets are looked for in many lines at once; that changes nothing."""
     kinds = [(f"a {KNOWN} b", "a «redacted:known» b"), (f"url = {TOKEN}", "url = «redacted:credential»")]
     lines = ["x" * filler, "plain", "é" * (filler % 700)]
-    whole, seen = [], []
+    whole, expected = [], []
     for n in range(60):
         secret, mark = kinds[n % 2]
         whole += [*lines * (n % 7), secret]
-        seen += [*lines * (n % 7), mark]
+        expected += [*lines * (n % 7), mark]
     file_tools.put("f", "\n".join(whole) + "\n")
-    seen = [line if len(line) <= LINE_CHARS_MAX else line[:LINE_CHARS_MAX] + " […]" for line in seen]
+    expected = [line if len(line) <= LINE_CHARS_MAX else line[:LINE_CHARS_MAX] + " […]" for line in expected]
     texts: list[str] = []
-    while len(texts) < len(seen):
+    while len(texts) < len(expected):
         content = (await file_tools.call(READ, path="f", offset=len(texts) + 1, limit=READ_LINES_MAX))["content"]
         texts += [line.partition("|")[2] for line in content.split("\n")]
-    assert texts == seen
+    assert texts == expected
 
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n" * 5 + "-----END RSA PRIVATE KEY-----\n"
@@ -562,13 +562,13 @@ async def test_interrupted_file_call_ends_exactly_once(
     path.write_bytes(b"new\n" if was_done else b"old\n")
     before = path.stat()
     server.script = [Reply(text="Done.")]
-    left = await OrphanedRun(harness, server, on_detach="continue").begin()
+    orphan = await OrphanedRun(harness, server, on_detach="continue").begin()
     call = Call(name, CUT_OFF[name], id="call_1")
-    await left.say("", calls=[call])
+    await orphan.say("", calls=[call])
     digests = {"before": {str(path): sha(b"old\n")}, "after": {str(path): sha(b"new\n")}}
     effect = "idempotent" if name == "write_file" else "effect"
-    await left.add(left.event("tool.started", call_id=call.id, name=name, effect=effect, args={}, **digests))
-    events = await left.taken_up()
+    await orphan.add(orphan.event("tool.started", call_id=call.id, name=name, effect=effect, args={}, **digests))
+    events = await orphan.taken_up()
     [finished] = [event for event in events if event["type"] == "tool.finished"]
     assert (finished["status"], finished["repeated"]) == ("ok", not was_done)
     assert path.read_text() == "new\n"

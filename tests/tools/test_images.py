@@ -74,16 +74,16 @@ def test_unreadable_image_is_sent_unchanged(data: str) -> None:
 
 
 async def test_every_image_is_described_once() -> None:
-    asked: list[str] = []
+    urls: list[str] = []
 
     async def describe(part: Message) -> str:
-        asked.append(part["image_url"]["url"])
-        return f"picture {len(asked)}"
+        urls.append(part["image_url"]["url"])
+        return f"picture {len(urls)}"
 
     other = {"type": "image_url", "image_url": {"url": "https://h.test/b.png"}}
     plain = {"role": "assistant", "content": "hm"}
     after = await images.replace_by_descriptions([message(WORDS, WEB), plain, message(WEB, other)], describe)
-    assert asked == ["https://h.test/a.png", "https://h.test/b.png"]
+    assert urls == ["https://h.test/a.png", "https://h.test/b.png"]
     texts = [[part["text"] for part in m["content"]] for m in (after[0], after[2])]
     assert texts == [["What is this?", "[An image: picture 1]"], ["[An image: picture 1]", "[An image: picture 2]"]]
     assert after[1] is plain

@@ -261,8 +261,8 @@ async def test_responses_store_text_of_image_result(start: Start, home_folder: P
     answer = frames(text)[-2].data["response"] if stream else json.loads(text)
     async with api.get(f"/v1/responses/{answer['id']}") as response:
         body = await response.json()
-    for one in (answer, body):
-        [output] = [item["output"] for item in one["output"] if item["type"] == "function_call_output"]
+    for rendered in (answer, body):
+        [output] = [item["output"] for item in rendered["output"] if item["type"] == "function_call_output"]
         output = output if isinstance(output, str) else output[0]["text"]
         assert json.loads(output)["type"] == "image/png" and output.endswith("}")
     async with api.post("/v1/responses", {"input": "Again.", "previous_response_id": answer["id"]}) as response:
@@ -293,8 +293,8 @@ async def test_mcp_images_are_limited(
     run = await turn(harness, server, [Call("mcp_plain_album", {"count": 3})])
     [content] = results(run)
     files_kept = json.loads(text_of(content).split("\n")[1])["files"]
-    assert [one.get("shown", False) for one in files_kept] == [True, True, False, False]
-    assert [Path(one["path"]).read_bytes()[:4] for one in files_kept] == [*[b"\x89PNG"] * 3, b"no i"]
+    assert [file.get("shown", False) for file in files_kept] == [True, True, False, False]
+    assert [Path(file["path"]).read_bytes()[:4] for file in files_kept] == [*[b"\x89PNG"] * 3, b"no i"]
     assert len(image_urls(server.requests[-1])) == 2
 
 

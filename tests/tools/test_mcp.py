@@ -125,19 +125,19 @@ async def test_mcp_tools_are_offered_and_callable(
 
 
 @pytest.mark.parametrize(
-    ("mode", "asked"),
+    ("mode", "texts"),
     [("never", []), ("destructive", ["erase"]), ("always", ["add", "echo", "erase"])],
 )
 async def test_mcp_approval_setting(
-    make_harness: MakeHarness, server: ModelServer, website: str, mode: str, asked: list[str]
+    make_harness: MakeHarness, server: ModelServer, website: str, mode: str, texts: list[str]
 ) -> None:
     harness = house_with(make_harness, plain={"url": website, "approval": mode})
     args = {"add": {"a": 1, "b": 2}, "echo": {"text": "x"}, "erase": {"what": "all"}}
-    run = await turn(harness, server, *[Call(f"mcp_plain_{name}", given) for name, given in args.items()])
+    run = await turn(harness, server, *[Call(f"mcp_plain_{name}", arguments) for name, arguments in args.items()])
     codes = [result.get("code") for result in unframed(run)]
-    assert codes == ["blocked" if name in asked else None for name in args]
-    assert len(run.events_of("approval.resolved")) == len(asked)
-    assert len(run.events_of("tool.started")) == 3 - len(asked)
+    assert codes == ["blocked" if name in texts else None for name in args]
+    assert len(run.events_of("approval.resolved")) == len(texts)
+    assert len(run.events_of("tool.started")) == 3 - len(texts)
 
 
 async def test_mcp_approval_for_session(make_harness: MakeHarness, server: ModelServer, website: str) -> None:
@@ -233,9 +233,9 @@ async def test_slow_mcp_server_delays_one_turn(make_harness: MakeHarness, server
     harness = make_harness({"mcp_discovery_timeout": 0.3, "mcp_servers": {"mute": over_pipes("rough", "mute")}})
     harness.offer()
     harness.toolsets = frozenset({"mcp:mute"})
-    began = time.monotonic()
+    started_at = time.monotonic()
     run = await turn(harness, server)
-    assert time.monotonic() - began >= 0.3
+    assert time.monotonic() - started_at >= 0.3
     assert run.final["type"] == "run.completed" and run.event("run.started")["tools"] == []
     mute = harness.app.services.mcp._servers["mute"]
     assert mute.state == "connecting"
@@ -405,8 +405,8 @@ class RoughSite:
         if request.method != "POST":
             self.methods.append(request.method)
             return await self._events(request) if request.method == "GET" else web.Response()
-        asked = await request.json()
-        method, number = asked["method"], asked.get("id")
+        body = await request.json()
+        method, number = body["method"], body.get("id")
         self.methods.append(method)
         if method == "initialize":
             self.sessions += 1
@@ -420,7 +420,7 @@ class RoughSite:
             tools = [{"name": name, "inputSchema": {"type": "object"}} for name in names]
             return self._said(number, {"tools": tools})
         if method == "tools/call":
-            return await self._call(request, number, asked["params"]["name"])
+            return await self._call(request, number, body["params"]["name"])
         return web.json_response(
             {"jsonrpc": "2.0", "id": number, "error": {"code": -32601, "message": "no"}}, status=404
         )
@@ -498,16 +498,16 @@ async def test_mcp_site_tool_list_change(make_harness: MakeHarness, server: Mode
 async def test_mcp_header_key_is_not_leaked(
     make_harness: MakeHarness, server: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen: list[str] = []
+    authorizations: list[str] = []
 
     async def handle(request: web.Request) -> web.Response:
-        seen.append(request.headers.get("Authorization", ""))
+        authorizations.append(request.headers.get("Authorization", ""))
         return web.Response(status=401, text=f"bad key {request.headers['Authorization']}")
 
     async with site(handle) as url:
         harness = house_with(make_harness, s={"url": url, "headers": {"Authorization": "Bearer sk-very-secret-0001"}})
         run = await turn(harness, server)
-    assert set(seen) == {"Bearer sk-very-secret-0001"}
+    assert set(authorizations) == {"Bearer sk-very-secret-0001"}
     assert "with status 401" in harness.app.services.mcp.states()[0]["error"]
     assert "very-secret" not in json.dumps([run.events, harness.app.services.mcp.states()]) + caplog.text
 

@@ -60,41 +60,41 @@ async def test_killing_background_process_ends_its_children(
     tool_session, mark = allowed(make_harness, server, backend), new_mark()
     await tool_session.sh("true")
     before = descriptors()
-    one = await started(tool_session, f"echo up; (sleep {mark}); true")
-    await until_said(tool_session, one, "up")
+    process_id = await started(tool_session, f"echo up; (sleep {mark}); true")
+    await until_said(tool_session, process_id, "up")
     assert running(mark)
-    state = await process(tool_session, "kill", one)
+    state = await process(tool_session, "kill", process_id)
     assert (state["state"], running(mark)) == ("killed", [])
-    assert (await process(tool_session, "kill", one))["state"] == "killed", "once is enough; twice does no harm"
+    assert (await process(tool_session, "kill", process_id))["state"] == "killed", "once is enough; twice does no harm"
     limited = await started(tool_session, f"sleep {mark}", timeout=0.1)
     assert (await process(tool_session, "wait", limited))["state"] == "timeout"
     assert descriptors() <= before and tool_session.left_over() == []
 
 
 async def test_background_command_keeps_shell_state_unchanged(tool_session: ToolSession) -> None:
-    one = await started(tool_session, "cd /; export A=b")
-    await process(tool_session, "wait", one)
+    process_id = await started(tool_session, "cd /; export A=b")
+    await process(tool_session, "wait", process_id)
     assert (await tool_session.sh("pwd; echo $A"))["output"] == f"{tool_session.workspace}\n\n"
 
 
 async def test_background_processes_are_per_session(tool_session: ToolSession) -> None:
-    one = await started(tool_session, f"sleep {new_mark()}")
+    process_id = await started(tool_session, f"sleep {new_mark()}")
     other: Any = {"session_id": "s2"}
     assert (await tool_session.call("process", {"action": "list"}, **other))["processes"] == []
     for action in ("poll", "kill"):
-        seen = await tool_session.call("process", {"action": action, "session_id": one}, **other)
-        assert (seen["state"], "output" in seen) == ("lost", False)
-    assert (await process(tool_session, "poll", one))["state"] == "running"
+        result = await tool_session.call("process", {"action": action, "session_id": process_id}, **other)
+        assert (result["state"], "output" in result) == ("lost", False)
+    assert (await process(tool_session, "poll", process_id))["state"] == "running"
 
 
 async def test_background_processes_end_with_server(make_harness: MakeHarness, server: ModelServer) -> None:
     tool_session, mark = allowed(make_harness, server), new_mark()
-    one = await started(tool_session, f"sleep {mark}", notify_on_complete=True)
+    process_id = await started(tool_session, f"sleep {mark}", notify_on_complete=True)
     await tool_session.harness.close()
     assert running(mark) == [] and product_tasks() == []
     again = allowed(make_harness, server)
-    seen = await process(again, "poll", one)
-    assert (seen["state"], seen["exit_code"]) == ("lost", None) and "server" in seen["note"]
+    result = await process(again, "poll", process_id)
+    assert (result["state"], result["exit_code"]) == ("lost", None) and "server" in result["note"]
     assert (await process(again, "list"))["processes"] == []
 
 
@@ -125,11 +125,11 @@ async def test_background_process_limit(tool_session: ToolSession, monkeypatch: 
 
 
 async def test_background_output_keeps_tail(tool_session: ToolSession) -> None:
-    one = await started(tool_session, "seq -w 1 100000")
-    state = await process(tool_session, "wait", one)
+    process_id = await started(tool_session, "seq -w 1 100000")
+    state = await process(tool_session, "wait", process_id)
     assert (state["total"], state["next_offset"], len(state["output"])) == (700_000, 700_000, 10_000)
     assert state["output"].endswith("100000\n")
-    state = await process(tool_session, "poll", one, offset=7, limit=14)
+    state = await process(tool_session, "poll", process_id, offset=7, limit=14)
     assert (state["offset"], state["dropped"], len(state["output"])) == (500_000, 499_993, 14)
 
 
@@ -172,7 +172,7 @@ async def test_background_completion_is_told_to_running_turn(tool_session: ToolS
 
 
 async def test_background_completion_is_notice_of_next_turn(tool_session: ToolSession) -> None:
-    one = await started(tool_session, "until [ -e go ]; do sleep 0.01; done", notify_on_complete=True)
+    process_id = await started(tool_session, "until [ -e go ]; do sleep 0.01; done", notify_on_complete=True)
     (tool_session.workspace / "go").touch()
     on_desk = tool_session.harness.app.services.session_states.of("default", "s1")
     async with asyncio.timeout(SURELY_S):
@@ -180,7 +180,7 @@ async def test_background_completion_is_notice_of_next_turn(tool_session: ToolSe
             await asyncio.sleep(0.01)
     run = await tool_session.run(Call("process", {"action": "list"}))
     notice = run.event("notice")
-    assert (notice["code"], one in notice["message"]) == ("process_ended", True)
+    assert (notice["code"], process_id in notice["message"]) == ("process_ended", True)
     assert (await tool_session.run(Call("process", {"action": "list"}))).events_of("notice") == []
 
 

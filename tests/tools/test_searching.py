@@ -409,14 +409,14 @@ async def test_search_with_and_without_ripgrep_agree_property(
     for (where, name), rules in ignoring.items():
         if not (file_tools.folder / where).is_file() and not os.path.isfile(file_tools.folder / where.rstrip("/")):
             file_tools.put(where + name, "\n".join(rules) + "\n")
-    given = dict(args)
-    if given.pop("git", False) and (file_tools.folder / "a").is_dir():
+    arguments = dict(args)
+    if arguments.pop("git", False) and (file_tools.folder / "a").is_dir():
         (file_tools.folder / "a/.git").mkdir(exist_ok=True)
     results = []
     for make in (Local, LocalWithoutRipgrep):
         file_tools.resources.make = make
-        content = await search(file_tools, pattern or "x?", **given)
-        names = await search(file_tools, "*", target="files", **{k: v for k, v in given.items() if k != "context"})
+        content = await search(file_tools, pattern or "x?", **arguments)
+        names = await search(file_tools, "*", target="files", **{k: v for k, v in arguments.items() if k != "context"})
         results.append((content, names))
     file_tools.threads.close()
     assert results[0] == results[1]

@@ -71,8 +71,8 @@ async def test_session_search_is_scoped_to_owner(
     assert {hit["session_id"] for hit in hits["hits"]} == {mine}
     assert [session["session_id"] for session in recent["sessions"]] == [mine]
     assert len(window["messages"]) == 4
-    seen = [n for n, answer in enumerate(others) if "error" not in answer]
-    assert seen == [3 * SCOPES.index((owner, key)) + n for n in range(3)]
+    indexes = [n for n, answer in enumerate(others) if "error" not in answer]
+    assert indexes == [3 * SCOPES.index((owner, key)) + n for n in range(3)]
     assert {answer["code"] for answer in others if "error" in answer} == {"not_found"}
 
 
@@ -146,7 +146,7 @@ async def test_session_search_recent_sessions(harness: Harness, server: ModelSer
 
 
 @pytest.mark.parametrize(
-    ("given", "good"),
+    ("arguments", "good"),
     [
         ({"query": "x" * 2048}, True),
         ({"query": "x" * 2049}, False),
@@ -161,7 +161,7 @@ async def test_session_search_recent_sessions(harness: Harness, server: ModelSer
         ({"query": 'NOT ( "* AND'}, True),
     ],
 )
-async def test_session_search_limits(harness: Harness, server: ModelServer, given: Json, good: bool) -> None:
+async def test_session_search_limits(harness: Harness, server: ModelServer, arguments: Json, good: bool) -> None:
     await add_session(harness, "past")
-    [answer] = await search(harness, server, given)
+    [answer] = await search(harness, server, arguments)
     assert answer.get("code") == (None if good else "invalid_arguments")

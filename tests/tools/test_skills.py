@@ -40,7 +40,7 @@ def put(root: Path, name: str = "brew-tea", text: str | None = None, **files: st
 
 async def manage(harness: Harness, server: ModelServer, *arguments: Json, **fields: Any) -> list[Json]:
     return await tool_answers(
-        harness, server, MANAGE, *({"name": "brew-tea", **given} for given in arguments), **fields
+        harness, server, MANAGE, *({"name": "brew-tea", **argument} for argument in arguments), **fields
     )
 
 
@@ -138,12 +138,12 @@ async def test_skill_links_are_not_followed(harness: Harness, server: ModelServe
     (folder / "references" / "b").symlink_to("a")
     os.mkfifo(folder / "references" / "pipe")
     places = ["references/file", "assets/secret", "references/b", "references/pipe"]
-    seen = await tool_answers(harness, server, VIEW, *({"name": "brew-tea", "file_path": place} for place in places))
-    assert [answer.get("code") for answer in seen] == ["path_refused", "path_refused", None, "path_refused"]
+    answers = await tool_answers(harness, server, VIEW, *({"name": "brew-tea", "file_path": place} for place in places))
+    assert [answer.get("code") for answer in answers] == ["path_refused", "path_refused", None, "path_refused"]
     change = {"action": "write_file", "file_content": "x"}
     removal = {"action": "remove_file"}
-    for given in (change, removal):
-        results = await manage(harness, server, *({**given, "file_path": place} for place in places[:3]))
+    for operation in (change, removal):
+        results = await manage(harness, server, *({**operation, "file_path": place} for place in places[:3]))
         assert {answer["code"] for answer in results} == {"path_refused"}
     [new] = await manage(harness, server, {**change, "file_path": "assets/new"})
     assert new["code"] == "path_refused"
@@ -280,8 +280,8 @@ async def test_skills_of_external_folders_are_read_only(
     linked = put(tmp_path / "elsewhere", "linked")
     harness.home.skills.mkdir(parents=True)
     (harness.home.skills / "linked").symlink_to(linked)
-    [seen] = await tool_answers(harness, server, VIEW, {"name": "brew-tea", "file_path": "references/a"})
-    assert seen["content"] == "text"
+    [answer] = await tool_answers(harness, server, VIEW, {"name": "brew-tea", "file_path": "references/a"})
+    assert answer["content"] == "text"
     changes: list[Json] = [
         {"action": "edit", "content": skill_text(body="x")},
         {"action": "patch", "old_string": "Boil", "new_string": "x"},

@@ -139,9 +139,9 @@ async def test_terminal_output_flood_uses_little_memory(tool_session: ToolSessio
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert answer["exit_code"] == 0 and answer["truncated"]
     assert grown_kb < 50_000
-    shown = run.events_of("tool.output")
-    assert sum(len(event["text"]) for event in shown if event["stream"] == "stdout") == 200_000
-    assert shown[-1]["stream"] == "info" and "more output" in shown[-1]["text"]
+    events = run.events_of("tool.output")
+    assert sum(len(event["text"]) for event in events if event["stream"] == "stdout") == 200_000
+    assert events[-1]["stream"] == "info" and "more output" in events[-1]["text"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
@@ -156,7 +156,7 @@ SECRET = "sk-planted-000000000"
 
 
 @pytest.mark.parametrize(
-    ("data", "shown"),
+    ("data", "expected"),
     [
         (b"\x1b[1;31mred\x1b[0m\r\n", "\x1b[1;31mred\x1b[0m\n"),
         (b"\x1b[38:2::1:2:3mtrue\x1b[m", "\x1b[38:2::1:2:3mtrue\x1b[m"),
@@ -169,11 +169,11 @@ SECRET = "sk-planted-000000000"
         (b"\x1b[31mghp_0123456789abcdef\x1b[0mghijklmnopqrstuvwxyz", "ghp_0123456789abcdefghijklmnopqrstuvwxyz"),
     ],
 )
-def test_colours_are_kept_for_people_unless_they_hide_a_secret(data: bytes, shown: str) -> None:
+def test_colours_are_kept_for_people_unless_they_hide_a_secret(data: bytes, expected: str) -> None:
     readable = OutputDecoder(Secrets([SECRET]))
     text = readable.feed(data)
-    assert readable.coloured == shown
-    assert "\x1b" not in text and without_colours(shown) == text
+    assert readable.coloured == expected
+    assert "\x1b" not in text and without_colours(expected) == text
 
 
 @each_backend

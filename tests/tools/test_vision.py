@@ -39,7 +39,9 @@ def images_of(request: Request) -> list[str]:
     return [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
 
 
-async def look(harness: Harness, server: ModelServer, *places: str, seen: str | None = "A red box.") -> list[Json]:
+async def look(
+    harness: Harness, server: ModelServer, *places: str, description: str | None = "A red box."
+) -> list[Json]:
     """A turn in which the model asks about images; another call of it answers, or does not."""
     harness.offer(TOOL)
     calls = [Call(TOOL.name, {"image_url": place, "question": "What is it?"}) for place in places]
@@ -47,7 +49,7 @@ async def look(harness: Harness, server: ModelServer, *places: str, seen: str | 
 
     def handle(request: Request) -> Reply:
         if images_of(request):
-            return Reply(text=seen) if seen is not None else Reply(status=400)
+            return Reply(text=description) if description is not None else Reply(status=400)
         return steps.pop(0)
 
     server.handler = handle
@@ -98,7 +100,7 @@ async def test_vision_auxiliary_route(make_harness: MakeHarness, server: ModelSe
 
 
 async def test_vision_without_vision_model_is_unavailable(harness: Harness, server: ModelServer) -> None:
-    [answer] = await look(harness, server, data_url(picture()), seen=None)
+    [answer] = await look(harness, server, data_url(picture()), description=None)
     assert answer["code"] == "tool_unavailable" and "auxiliary.vision" in answer["hint"]
 
 

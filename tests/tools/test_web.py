@@ -57,8 +57,8 @@ async def read(harness: Harness, server: ModelServer, handler: Any, *urls: str, 
     stage = outside(harness)
     async with serving(handler) as port:
         stage.servers |= {WORLD: port, ELSEWHERE: port}
-        given = {"urls": list(urls), **{k: v for k, v in more.items() if k == "char_limit"}}
-        [answer] = await tool_answers(harness, server, EXTRACT, given)
+        arguments = {"urls": list(urls), **{k: v for k, v in more.items() if k == "char_limit"}}
+        [answer] = await tool_answers(harness, server, EXTRACT, arguments)
     pages: list[Json] = answer["pages"]
     return pages
 
@@ -162,7 +162,7 @@ async def test_web_extract_spill_limit(harness: Harness, server: ModelServer) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "good"),
+    ("arguments", "good"),
     [
         ({"urls": []}, False),
         ({"urls": ["ftp://x/"] * 5}, True),
@@ -174,8 +174,8 @@ async def test_web_extract_spill_limit(harness: Harness, server: ModelServer) ->
         ({"urls": ["ftp://x/"], "more": 1}, False),
     ],
 )
-async def test_web_extract_limits(harness: Harness, server: ModelServer, given: Json, good: bool) -> None:
-    [answer] = await tool_answers(harness, server, EXTRACT, given)
+async def test_web_extract_limits(harness: Harness, server: ModelServer, arguments: Json, good: bool) -> None:
+    [answer] = await tool_answers(harness, server, EXTRACT, arguments)
     assert ("pages" in answer) is good
     assert good or answer["code"] == "invalid_arguments"
 
@@ -214,10 +214,10 @@ VARIABLES = {"searxng": "SEARXNG_URL", "brave": "BRAVE_SEARCH_API_KEY", "tavily"
 def results_of(backend: str) -> Json:
     snippet, published = NAMES[backend]
     results = [
-        {"title": one["title"], "url": one["url"], snippet: "Say <b>so</b>.", published: one["published"]}
-        if isinstance(one, dict)
-        else one
-        for one in FOUND
+        {"title": hit["title"], "url": hit["url"], snippet: "Say <b>so</b>.", published: hit["published"]}
+        if isinstance(hit, dict)
+        else hit
+        for hit in FOUND
     ]
     return {"web": {"results": results}} if backend == "brave" else {"results": results}
 
@@ -347,7 +347,7 @@ async def test_web_search_unreachable_server_and_secret_in_query(
 
 
 @pytest.mark.parametrize(
-    ("given", "good"),
+    ("arguments", "good"),
     [
         ({"query": "x" * 400}, True),
         ({"query": "x" * 401}, False),
@@ -358,11 +358,11 @@ async def test_web_search_unreachable_server_and_secret_in_query(
     ],
 )
 async def test_web_search_argument_limits(
-    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, given: Json, good: bool
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, arguments: Json, good: bool
 ) -> None:
     monkeypatch.setenv("SEARXNG_URL", "http://nowhere.test")
     outside(harness)
-    [answer] = await tool_answers(harness, server, SEARCH, given)
+    [answer] = await tool_answers(harness, server, SEARCH, arguments)
     assert answer["code"] == ("backend_failed" if good else "invalid_arguments")
 
 
@@ -409,7 +409,7 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("<p>one<p>two", "one\n\ntwo"),
         ("a  b\n c<br>d<br/>e", "a b c\nd\ne"),
@@ -438,14 +438,14 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         ("plain", "plain"),
     ],
 )  # fmt: skip
-def test_html_to_markdown(parser: str, text: str, shown: str) -> None:
+def test_html_to_markdown(parser: str, text: str, expected: str) -> None:
     title, content, complete = markdown(text, "https://x.test/a/")
-    assert (content, complete) == (shown, True)
+    assert (content, complete) == (expected, True)
     assert title == ("t" if text.startswith("<title>") else "")
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("<p>before<main><p>{x}</main>after", "{x}"),
         ("<p>before<article><p>{x}<article>inner</article></article>after", "{x}\n\ninner"),
@@ -453,9 +453,9 @@ def test_html_to_markdown(parser: str, text: str, shown: str) -> None:
         ("<p>before<main>too little</main>after", "before\n\ntoo little\n\nafter"),
     ],
 )
-def test_html_main_part_is_extracted(parser: str, text: str, shown: str) -> None:
+def test_html_main_part_is_extracted(parser: str, text: str, expected: str) -> None:
     long = "x" * limits.MAIN_PART_CHARS_MIN
-    assert markdown(text.format(x=long), "https://x.test/")[1] == shown.format(x=long)
+    assert markdown(text.format(x=long), "https://x.test/")[1] == expected.format(x=long)
 
 
 TANGLES = [

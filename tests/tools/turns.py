@@ -14,7 +14,7 @@ from support.model_server import Call, ModelServer, Reply
 async def turn(harness: Harness, server: ModelServer, tool: ToolDef, *arguments: Json, **fields: Any) -> CompletedRun:
     """A turn in which the model calls a tool once for each of the arguments, one step after the other."""
     harness.offer(tool)
-    server.script = [*(Reply(tool_calls=[Call(tool.name, given)]) for given in arguments), Reply(text="Done.")]
+    server.script = [*(Reply(tool_calls=[Call(tool.name, argument)]) for argument in arguments), Reply(text="Done.")]
     run = await harness.run(server, **fields)
     assert run.result["final_response"] == "Done."
     return run
