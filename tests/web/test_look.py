@@ -276,10 +276,10 @@ async def test_german_and_right_to_left(site: Site) -> None:
 async def test_nothing_comes_from_elsewhere(site: Site) -> None:
     site.model.script = [Reply(text="![x](https://example.org/track.png) and $x$ and\n\n```js\n1\n```\n")]
     context = await site.context()
-    asked: list[str] = []
-    context.on("request", lambda request: asked.append(request.url))
+    urls: list[str] = []
+    context.on("request", lambda request: urls.append(request.url))
     page = await site.open(context=context)
     await say(page, "Hi")
     await expect(page.locator(".prose math")).to_be_visible()
     await expect(page.locator(".prose a", has_text="x")).to_have_attribute("href", "https://example.org/track.png")
-    assert [url for url in asked if not url.startswith((site.gateway.url, "data:"))] == []
+    assert [url for url in urls if not url.startswith((site.gateway.url, "data:"))] == []

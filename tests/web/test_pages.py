@@ -38,8 +38,8 @@ async def faults(page: Page) -> list[str]:
     dark = await page.evaluate("axe.run({resultTypes: ['violations'], runOnly: ['color-contrast']})")
     await page.emulate_media(color_scheme="light")
     return [
-        f"{one['id']}: {one['help']} {[node['html'][:200] for node in one['nodes'][:2]]}"
-        for one in report["violations"] + dark["violations"]
+        f"{violation['id']}: {violation['help']} {[node['html'][:200] for node in violation['nodes'][:2]]}"
+        for violation in report["violations"] + dark["violations"]
     ]
 
 
@@ -131,12 +131,12 @@ async def test_jobs_are_made_run_and_paused(empty_site: Site) -> None:
     await expect(row).to_contain_text("paused")
     await row.get_by_role("button", name="Actions").click()
     await page.get_by_role("menuitem", name="Delete").click()
-    asked = page.get_by_role("dialog", name="Delete “Look at the garden”?")
-    await asked.get_by_role("button", name="Cancel").click()
+    element = page.get_by_role("dialog", name="Delete “Look at the garden”?")
+    await element.get_by_role("button", name="Cancel").click()
     await expect(row).to_be_visible()
     await row.get_by_role("button", name="Actions").click()
     await page.get_by_role("menuitem", name="Delete").click()
-    await asked.get_by_role("button", name="Delete").click()
+    await element.get_by_role("button", name="Delete").click()
     await expect(page.get_by_text("No jobs yet.")).to_be_visible()
 
 

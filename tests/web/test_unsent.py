@@ -117,18 +117,18 @@ async def test_a_first_message_is_a_draft_until_its_conversation_is_made(site: S
     page = await site.open()
     box = page.get_by_role("textbox", name="Message")
     await expect(box).to_be_visible()
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def hold(route: Route) -> None:
         if route.request.method != "POST":
             await route.continue_()
             return
-        asked.set()
+        requested.set()
 
     await page.route("**/api/sessions", hold)
     await say(page, "Do not lose this")
     async with asyncio.timeout(60):
-        await asked.wait()
+        await requested.wait()
     await page.reload()
     await expect(box).to_have_value("Do not lose this")
 
