@@ -90,7 +90,7 @@ def test_backslash_before_any_character_is_kept(written: str, expected: str) -> 
 
 
 def test_rest_of_begun_answer_is_read() -> None:
-    reading = Reading("call_1", begun=True)
+    reading = Reading("call_1", continues=True)
     assert text_of([*reading.feed("day, Tues"), *reading.feed('day."}'), *reading.finish()]) == "day, Tuesday."
 
 

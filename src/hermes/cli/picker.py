@@ -13,8 +13,8 @@ _ROWS = 10
 def matching(names: Iterable[str], text: str) -> list[str]:
     """The names that hold every word of the text; those that begin with it come first."""
     wanted = text.casefold().split()
-    found = [name for name in names if all(word in name.casefold() for word in wanted)]
-    return sorted(found, key=lambda name: not name.casefold().startswith(text.strip().casefold()))
+    matches = [name for name in names if all(word in name.casefold() for word in wanted)]
+    return sorted(matches, key=lambda name: not name.casefold().startswith(text.strip().casefold()))
 
 
 class Picking(NamedTuple):
@@ -52,8 +52,8 @@ def pick(question: str, names: Mapping[str, str], default: str) -> str:
         state = buffer.complete_state
         text = buffer.text.strip()
         if text and not (state and state.current_completion) and text not in names:
-            found = matching(names, text)
-            buffer.text = found[0] if found else text
+            matches = matching(names, text)
+            buffer.text = matches[0] if matches else text
         buffer.validate_and_handle()
 
     session: PromptSession[str] = PromptSession(
