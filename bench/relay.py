@@ -32,10 +32,10 @@ def application(url: str) -> web.Application:
             rest = b""
             while chunk := await upstream.content.readany():
                 *events, rest = (rest + chunk).split(b"\n\n")
-                await response.write(b"".join([told(event) for event in events]))
+                await response.write(b"".join([relayed(event) for event in events]))
             return response
 
-    def told(event: bytes) -> bytes:
+    def relayed(event: bytes) -> bytes:
         if event == b"data: [DONE]":
             return b"data: [DONE]\n\n"
         chunk = decode(event[6:])

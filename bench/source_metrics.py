@@ -101,12 +101,12 @@ def calls_per_token() -> float:
             if event == "call" and not frame.f_code.co_filename.startswith(str(ROOT / "bench")):
                 next(count)
 
-        async def counted() -> None:
+        async def count_calls() -> None:
             sys.setprofile(profile)
             await guard.way("chat", chunks)
             sys.setprofile(None)
 
-        uvloop.run(counted())
+        uvloop.run(count_calls())
         return next(count)
 
     calls(TOKENS)  # the first time modules are imported
@@ -158,11 +158,11 @@ def serve(out: Path) -> None:
             ours = {f"{c.co_filename}:{c.co_qualname}" for c in entered if c.co_filename.startswith(str(SRC))}
             out.write_text(json.dumps(sorted(ours)))
 
-    async def asked(self: Caller, *args: Any, **options: Any) -> Any:
+    async def count_functions(self: Caller, *args: Any, **options: Any) -> Any:
         keep()
         return await ask(self, *args, **options)
 
-    Caller.ask = asked  # type: ignore[method-assign]
+    Caller.ask = count_functions  # type: ignore[method-assign]
     signal.signal(signal.SIGUSR1, begin)
     sys.exit(hermes(["gateway", "run", "--port", "0"]))
 

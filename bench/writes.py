@@ -31,12 +31,12 @@ async def per_turn(server: Server, clients: int, turns: int) -> tuple[float, flo
     connections = [await connect(server.url) for _ in range(clients)]
 
     async def ask(count: int) -> None:
-        async def one(client: int) -> None:
+        async def run_client(client: int) -> None:
             for _ in range(count):
                 seen = await connections[client].ask(chat("burst-20", stream=False))
                 assert seen.tokens == 20, seen
 
-        await asyncio.gather(*map(one, range(clients)))
+        await asyncio.gather(*map(run_client, range(clients)))
 
     await ask(3)
     await asyncio.sleep(0.5)

@@ -138,17 +138,17 @@ async def test_turn_whose_store_breaks_returns_to_waiter(
     async def broken(*_: Any, **__: Any) -> None:
         raise StoreError("the disk is full")
 
-    def spoken(_: Any) -> None:
+    def on_text(_: Any) -> None:
         monkeypatch.setattr(AsyncRuns, "append", broken)
 
     server.script = [Reply(text=["Once ", "upon"], gap_s=0.05)]
     agent = agent_for(server, session_id=SESSION, session_db=database)
     if listening:
-        agent.stream_delta_callback = spoken
+        agent.stream_delta_callback = on_text
     waiter = asyncio.create_task(agent.arun_conversation("hi"))
     if not listening:
         await server.until(lambda: server.open_streams == 1)
-        spoken("")
+        on_text("")
     outcome = await settled(waiter)
     assert (outcome["final_response"], [warning["code"] for warning in outcome["warnings"]]) == (
         "Once upon",

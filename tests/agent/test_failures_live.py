@@ -1172,11 +1172,11 @@ async def test_redaction_of_provider_error_is_bounded(
 ) -> None:
     redact, lengths = Secrets.redact, list[int]()
 
-    def counted(secrets: Secrets, text: str) -> str:
+    def record_length(secrets: Secrets, text: str) -> str:
         lengths.append(len(text))
         return redact(secrets, text)
 
-    monkeypatch.setattr(Secrets, "redact", counted)
+    monkeypatch.setattr(Secrets, "redact", record_length)
     server.script = [reply] * 20
     run = await harness.run(server)
     assert run.final["type"] == "run.failed" and "sk-sk-" in run.result["error"]

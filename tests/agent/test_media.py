@@ -22,10 +22,10 @@ async def exported_text(*pieces: str) -> tuple[str, list[str]]:
     """What is written of a text, and what was written before its end."""
     out: list[str] = []
 
-    async def made(path: str) -> str | None:
+    async def export(path: str) -> str | None:
         return FILES.get(path)
 
-    outgoing = MediaTagFilter(out.append, made)
+    outgoing = MediaTagFilter(out.append, export)
     for piece in pieces:
         await outgoing.feed(piece)
     early = list(out)
@@ -79,13 +79,13 @@ async def test_media_lookup_interrupted_by_stop_is_not_lost() -> None:
     out: list[str] = []
     requested = asyncio.Event()
 
-    async def made(path: str) -> str | None:
+    async def export(path: str) -> str | None:
         if not requested.is_set():
             requested.set()
             await asyncio.Event().wait()
         return FILES.get(path)
 
-    outgoing = MediaTagFilter(out.append, made)
+    outgoing = MediaTagFilter(out.append, export)
     task = asyncio.create_task(outgoing.feed("a MEDIA:/w/a.png b"))
     await requested.wait()
     task.cancel()
@@ -99,7 +99,7 @@ async def test_media_image_interrupted_by_stop_is_completed() -> None:
     out: list[str] = []
     image = "x" * 3 * MEDIA_PIECE_CHARS
 
-    async def made(_: str) -> str:
+    async def export(_: str) -> str:
         return image
 
     def write(text: str) -> None:
@@ -107,7 +107,7 @@ async def test_media_image_interrupted_by_stop_is_completed() -> None:
         if len(out) == 2:
             task.cancel()
 
-    outgoing = MediaTagFilter(write, made)
+    outgoing = MediaTagFilter(write, export)
     task = asyncio.create_task(outgoing.feed("a MEDIA:b c"))
     with pytest.raises(asyncio.CancelledError):
         await task

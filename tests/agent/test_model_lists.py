@@ -23,12 +23,12 @@ class Listing:
     """A provider that lists its models and answers one question."""
 
     def __init__(self, body: Any, status: int = 200) -> None:
-        self.body, self.status, self.asked = body, status, list[web.Request]()
+        self.body, self.status, self.requests = body, status, list[web.Request]()
         self.prompts = list[str]()
         self.url = ""
 
     async def models(self, request: web.Request) -> web.Response:
-        self.asked.append(request)
+        self.requests.append(request)
         return web.Response(status=self.status, text=json.dumps(self.body), content_type="application/json")
 
     async def chat(self, request: web.Request) -> web.Response:
@@ -83,8 +83,8 @@ async def test_model_window_is_known_from_second_turn(listing: Listing, tmp_path
         assert (tmp_path / "cache" / "models.json").stat().st_mode & 0o777 == 0o600
         await turn(app, listing.url, "chat_completions", "two")
         await settled(app)
-    assert len(listing.asked) == 1
-    assert listing.asked[0].headers["Authorization"] == "Bearer key-12345678"
+    assert len(listing.requests) == 1
+    assert listing.requests[0].headers["Authorization"] == "Bearer key-12345678"
 
 
 async def test_small_listed_window_uses_lean_prompt(listing: Listing, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ async def test_model_list_is_cached_for_a_day_over_restarts(listing: Listing, tm
         async with running_app(tmp_path) as app:
             await turn(app, listing.url, "chat_completions", "one")
             await settled(app)
-        assert len(listing.asked) == request_count
+        assert len(listing.requests) == request_count
 
 
 @pytest.mark.parametrize("cached", ["", "[]", '{"x": 5}', '{"x": {"fetched_at": "y", "windows": {}}}'])
@@ -115,7 +115,7 @@ async def test_damaged_model_list_cache_is_refetched(listing: Listing, cached: s
     async with running_app(tmp_path) as app:
         await turn(app, listing.url, "chat_completions", "one")
         await settled(app)
-    assert len(listing.asked) == 1
+    assert len(listing.requests) == 1
 
 
 @pytest.mark.parametrize(("status", "body"), [(404, {}), (500, "no"), (200, "no list")])
@@ -128,4 +128,4 @@ async def test_provider_without_model_list_is_tolerated(
             result, _ = await turn(app, listing.url, "chat_completions", question)
             assert result["completed"]
             await settled(app)
-    assert len(listing.asked) == 1
+    assert len(listing.requests) == 1

@@ -27,10 +27,10 @@ def ask(terminal: Terminal, text: str, answer: str) -> None:
     before = str(terminal).count(" tokens in, ")
     terminal.send(text)
     terminal.until(answer)
-    ended(terminal, before + 1)
+    wait_for_turns(terminal, before + 1)
 
 
-def ended(terminal: Terminal, turns: int) -> None:
+def wait_for_turns(terminal: Terminal, turns: int) -> None:
     """So many turns are over."""
     terminal.until(
         lambda screen: screen.count(" tokens in, ") == turns and "Ctrl-C stops" not in screen.rpartition("\n")[2]
@@ -107,7 +107,7 @@ def test_slash_undo_and_retry(cli_or_server: Cli) -> None:
     terminal.until("Taken back, from: second")
     terminal.send("/retry")
     terminal.until("Another one.")
-    ended(terminal, 3)
+    wait_for_turns(terminal, 3)
     assert cli_or_server.model_messages() == [("user", "first")]
     terminal.send("/undo 5")
     terminal.until("There are 1 turn to take back.")
@@ -229,7 +229,7 @@ def test_slash_stop_and_approvals(cli_or_server: Cli) -> None:
     terminal.send("clean")
     terminal.until("allow?")
     terminal.send("/deny")
-    ended(terminal, 1)
+    wait_for_turns(terminal, 1)
     assert (cli_or_server.folder / "build").exists()
     terminal.send("/yolo")
     terminal.until("No approvals are asked for")
@@ -242,14 +242,14 @@ def test_slash_stop_and_approvals(cli_or_server: Cli) -> None:
     terminal.send("/queue afterwards")
     terminal.until("Next: afterwards")
     (cli_or_server.folder / "go").touch()
-    ended(terminal, 4)
+    wait_for_turns(terminal, 4)
     assert cli_or_server.model_messages()[-1] == ("user", "afterwards")
     assert any("mind the gap" in text for role, text in cli_or_server.model_messages() if role == "tool")
     terminal.send("sleep")
     terminal.until("sleep 1000")
     terminal.send("/stop")
     terminal.until("■ Stopped.")
-    ended(terminal, 5)
+    wait_for_turns(terminal, 5)
     terminal.send("/stop")
     terminal.until("Nothing is under way.")
 

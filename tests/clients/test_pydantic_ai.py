@@ -46,11 +46,11 @@ def looks(request: Request) -> Reply:
 
 def pictures(request: Request) -> list[str]:
     """The pictures of a request, wherever they are."""
-    parts = [part for message in request.body["messages"] for part in listed(message.get("content"))]
+    parts = [part for message in request.body["messages"] for part in as_list(message.get("content"))]
     return [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
 
 
-def listed(content: Any) -> list[Any]:
+def as_list(content: Any) -> list[Any]:
     return content if isinstance(content, list) else []
 
 

@@ -71,7 +71,7 @@ class Load:
         self.responses: list[str] = []
 
     @property
-    def seen(self) -> int:
+    def frames_read(self) -> int:
         return sum(len(view.frames) for turn in self.turns for view in turn.views)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -246,7 +246,7 @@ class Load:
 
     # --- ending -----------------------------------------------------------------------------------------------------
 
-    async def ended(self) -> list[Turn]:
+    async def wait_for_end(self) -> list[Turn]:
         """Wait until everybody has seen the end of what was asked for; those turns."""
         until = asyncio.get_running_loop().time() + ENDED_S + TRY_S
         while self.tasks:

@@ -62,6 +62,6 @@ async def test_stalled_replica_is_replaced_and_writes_nothing(home_folder: Path,
             if at != stalled and runs[at]:
                 await replica.kill()
                 await replica.start()
-        await checks.check(await load.ended())
+        await checks.check(await load.wait_for_end())
         await checks.check_all_again()
         assert checks.ends == {"run.completed": RUNS}

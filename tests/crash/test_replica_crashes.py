@@ -20,7 +20,7 @@ from support.workers import get, post
 
 from .plans import stalling
 from .test_viewers import Frames, read, two_answers
-from .test_worker_crashes import ended, whole
+from .test_worker_crashes import wait_for_end, whole
 
 TAKEN_OVER_S = 40.0
 
@@ -98,7 +98,7 @@ async def test_runs_of_killed_replica_are_resumed_once(home_folder: Path) -> Non
         await server.gateways[1].start()
         _, other = await server.client(other_than=pid)
         os.kill(pid, signal.SIGKILL)
-        assert [await ended(other, run_id) for run_id in runs] == ["completed"] * len(names)
+        assert [await wait_for_end(other, run_id) for run_id in runs] == ["completed"] * len(names)
         effects = (home_folder / "workspace" / "effects.txt").read_text().split()
         assert sorted(effects) == sorted(f"call-{name}-0-0" for name in names)
         for run_id in runs:
@@ -117,7 +117,7 @@ async def test_tool_of_replaced_replica_is_not_repeated(home_folder: Path, numbe
         _, other = await server.client(other_than=pid)
         os.kill(pid, number)
         started_at = time.monotonic()
-        assert await ended(other, run_id) == "completed" and time.monotonic() - started_at < TAKEN_OVER_S
+        assert await wait_for_end(other, run_id) == "completed" and time.monotonic() - started_at < TAKEN_OVER_S
         if number == signal.SIGSTOP:
             os.kill(pid, signal.SIGCONT)
             _, back = await server.client(pid)

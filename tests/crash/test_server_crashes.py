@@ -63,7 +63,7 @@ async def test_killed_server_keeps_acknowledged_data(home_folder: Path, home: in
                     plan = Plan.random(f"{turn}-{at}", chance)
                     key = plan.name if chance.random() < 0.3 else ""
                     witness.ask(chance.choice(list(WAYS)), plan, chance.choice(SESSIONS), key)
-                await witness.has_seen(witness.seen + chance.randrange(80))
+                await witness.has_seen(witness.frames_read + chance.randrange(80))
                 await asyncio.sleep(chance.uniform(0, 0.05))
                 await killed(witness)
                 if chance.random() < 0.2:  # and once more, while it takes up what was cut off
@@ -272,7 +272,7 @@ async def test_accepted_but_unstarted_turn_runs_once(
         asked = Asked(WAYS[kind], plan, "of-made", "key-made")
         mark.touch()
         await answer_to(asked, gateway)
-        assert await gateway.ended() == -signal.SIGKILL
+        assert await gateway.wait_for_exit() == -signal.SIGKILL
         await gateway.start()
         status, headers, text = await answer_to(asked, gateway)
         assert (status, headers.get("Idempotency-Replayed")) == (200, "true"), text
@@ -299,10 +299,10 @@ async def test_graceful_shutdown_finishes_runs_within_drain_time(home_folder: Pa
             assert int(response.headers["Retry-After"]) >= 1
         assert (await waiting(witness, "tool", "running"))["finished_at"] is None
         (home_folder / "workspace" / "go").touch()
-        assert await gateway.ended() == 0
+        assert await gateway.wait_for_exit() == 0
         await witness.cut_off()
         assert all(run.closed for run in witness.runs.values()), "a reader was not told the end"
-        answer = witness.asked["text"].answer
+        answer = witness.requests["text"].answer
         assert answer is not None and answer[1].endswith(b"data: [DONE]\n\n")
         await gateway.start()
         await witness.settle()
@@ -327,7 +327,7 @@ async def test_graceful_shutdown_hands_over_or_ends_remaining_runs(home_folder: 
         await witness.cut_off()
         assert {run.plan.name for run in witness.runs.values() if run.closed} == {"client"}
         for name, expected in (("client", b'"server_shutdown"'), ("answer", b"message 0")):
-            answer = witness.asked[name].answer
+            answer = witness.requests[name].answer
             assert answer is not None and expected in answer[1], answer
         await witness.gateway.start()
         approval = await waiting(witness, "approval", "waiting_for_approval")

@@ -22,7 +22,7 @@ from .plans import answer, stalling
 from .test_viewers import Frames, read, two_answers
 
 
-async def ended(client: aiohttp.ClientSession, run_id: str) -> str:
+async def wait_for_end(client: aiohttp.ClientSession, run_id: str) -> str:
     async with asyncio.timeout(SURELY_S):
         while (run := await get(client, f"/v1/runs/{run_id}"))["status"] not in ("completed", "failed", "cancelled"):
             await asyncio.sleep(0.01)
@@ -70,7 +70,7 @@ async def test_runs_of_killed_worker_are_resumed_once(home_folder: Path) -> None
         runs = [(await post(client, "/v1/runs", {"input": f"Turn {name}: c."}, 202))["run_id"] for name in names]
         await until(lambda: len(server.model.requests) == 2 * len(names))
         os.kill(pid, signal.SIGKILL)
-        assert [await ended(other, run_id) for run_id in runs] == ["completed"] * len(names)
+        assert [await wait_for_end(other, run_id) for run_id in runs] == ["completed"] * len(names)
         effects = (home_folder / "workspace" / "effects.txt").read_text().split()
         assert sorted(effects) == sorted(f"call-{name}-0-0" for name in names)
         for run_id in runs:
@@ -92,7 +92,7 @@ async def test_workers_end_with_parent_and_next_server_resumes(home_folder: Path
         await until(lambda: not any(is_alive(pid, None) for pid in pids))
         assert not is_served(server.home)
         await server.gateway.start()
-        assert await ended(await server.any(), run_id) == "completed"
+        assert await wait_for_end(await server.any(), run_id) == "completed"
 
 
 def holders(server: Server) -> list[int]:

@@ -95,7 +95,7 @@ class Witness:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.runs: dict[str, Run] = {}
-        self.asked: dict[str, Asked] = {}
+        self.requests: dict[str, Asked] = {}
         self.sessions: dict[str, list[Json]] = {}
         self.responses: dict[str, Json] = {}
         self.tasks: set[asyncio.Task[None]] = set()
@@ -103,13 +103,13 @@ class Witness:
         self.cut = ("run.failed", "server_restarted")
 
     @property
-    def seen(self) -> int:
+    def frames_read(self) -> int:
         """How many frames have been read in all."""
         return sum(len(run.frames) for run in self.runs.values())
 
     async def has_seen(self, frames: int) -> None:
         """Wait for so many, or for the last of them."""
-        await until(lambda: self.seen >= frames or all(task.done() for task in self.tasks))
+        await until(lambda: self.frames_read >= frames or all(task.done() for task in self.tasks))
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -124,8 +124,8 @@ class Witness:
 
     def ask(self, kind: str, plan: Plan, session: str, key: str = "") -> None:
         """Ask for a turn; what becomes of it is read meanwhile."""
-        self.asked[plan.name] = Asked(WAYS[kind], plan, session, key)
-        self._spawn(self._answered(self.asked[plan.name]))
+        self.requests[plan.name] = Asked(WAYS[kind], plan, session, key)
+        self._spawn(self._answered(self.requests[plan.name]))
 
     def _spawn(self, work: Any) -> None:
         self.tasks.add(asyncio.create_task(work))
@@ -187,7 +187,7 @@ class Witness:
             if run["response_id"]:
                 await self._check_response(run["response_id"], run)
         self._check_effects()
-        for asked in self.asked.values():
+        for asked in self.requests.values():
             if asked.key:
                 await self._check_keyed(asked)
 
@@ -229,7 +229,7 @@ class Witness:
         """What a run was to do; one that was never begun was to do nothing."""
         rows = await self._rows(record["session_id"]) if record["started_at"] else []
         contents = [row["content"] for row in rows if (row["run_id"], row["role"]) == (record["run_id"], "user")]
-        pairs = [(asked.plan, asked.goes_on) for asked in self.asked.values() if [asked.plan.message] == contents]
+        pairs = [(asked.plan, asked.goes_on) for asked in self.requests.values() if [asked.plan.message] == contents]
         assert len(pairs) == bool(record["started_at"])
         return pairs[0] if pairs else (Plan("none", ()), False)
 

@@ -34,11 +34,11 @@ class Stage(Network):
         super().__init__(threads.submit, **more)
         self.answers: dict[str, list[list[str]]] = {}
         self.servers: dict[str, int] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.dialled: list[str] = []
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        self.asked.append(host)
+        self.requests.append(host)
         answers = self.answers.get(host)
         if answers is None:
             raise OSError(f"no such name: {host}")

@@ -308,17 +308,17 @@ def test_word_expansion_matches_bash() -> None:
     expected = [tuple(line.split("\0")[:-1]) for line in result.stdout.split("\1")[:-1]]
 
     class Seen(commands._CommandAnalyzer):
-        got: list[tuple[str, ...]]
+        expansions: list[tuple[str, ...]]
 
         def call(self, argv: list[str], feed: str | None) -> str | None:
             if argv[0] != "p":
                 return super().call(argv, feed)
-            self.got.append(tuple(plain(arg) for arg in argv[1:]))
+            self.expansions.append(tuple(plain(arg) for arg in argv[1:]))
             return ""
 
     judge = Seen(CWD, Facts((CWD,), "/home/u", "/h", env={}))
-    judge.got = []
+    judge.expansions = []
     judge.begin(script)
-    assert not judge.opaque and not any(UNKNOWN in arg for args in judge.got for arg in args)
+    assert not judge.opaque and not any(UNKNOWN in arg for args in judge.expansions for arg in args)
     printed = [args or ("",) for args in expected]
-    assert [args or ("",) for args in judge.got] == printed
+    assert [args or ("",) for args in judge.expansions] == printed

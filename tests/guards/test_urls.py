@@ -174,7 +174,7 @@ async def test_url_with_secret_is_rejected(stage: Stage, tmp_path: Path, url: st
     with pytest.raises(UrlRefused) as refused:
         await guard_of(stage, tmp_path).fetch(url)
     assert refused.value.code == "url_has_secret" and SECRET not in str(refused.value)
-    assert not stage.asked, "not even its name is looked up"
+    assert not stage.requests, "not even its name is looked up"
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_every_spelling_of_private_address_is_rejected(
 )
 async def test_metadata_names_are_always_rejected(stage: Stage, tmp_path: Path, host: str) -> None:
     guard = guard_of(stage, tmp_path, security__allow_private_urls=True)
-    assert await why(f"http://{host}/", guard, trusted=True) == "metadata" and not stage.asked
+    assert await why(f"http://{host}/", guard, trusted=True) == "metadata" and not stage.requests
 
 
 @pytest.mark.parametrize("lifted", ["setting", "trusted"])
@@ -378,7 +378,7 @@ async def test_connection_uses_checked_address(stage: Stage, tmp_path: Path) -> 
         stage.servers |= {WORLD: outer, "127.0.0.1": hidden}
         stage.answers["page.test"] = [[WORLD], ["127.0.0.1"]]
         fetched = await guard_of(stage, tmp_path).fetch("http://page.test/")
-        assert (fetched.data, stage.asked, stage.dialled) == (b"hello", ["page.test"], [WORLD])
+        assert (fetched.data, stage.requests, stage.dialled) == (b"hello", ["page.test"], [WORLD])
         assert await why("http://page.test/", guard_of(stage, tmp_path)) == "loopback"
 
 

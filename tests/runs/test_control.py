@@ -391,14 +391,14 @@ async def test_steer_is_not_lost_on_interrupt(harness: Harness, server: ModelSer
 # ---- questions
 
 
-async def asking(harness: Harness, server: ModelServer, **arguments: Any) -> Running:
+async def start_question(harness: Harness, server: ModelServer, **arguments: Any) -> Running:
     harness.offer(clarify.TOOL)
     server.script = [Reply(tool_calls=[Call("clarify", {"question": "Which?", **arguments})]), Reply(text="Done.")]
     return await harness.begin(harness.spec(server, answerable=True))
 
 
 async def test_clarify_question_waits_without_thread_or_socket(harness: Harness, server: ModelServer) -> None:
-    running = await asking(harness, server, choices=["this", "that"])
+    running = await start_question(harness, server, choices=["this", "that"])
     event = await running.wait_for("clarify.requested")
     assert (event["question"], event["choices"]) == ("Which?", ["this", "that"])
     assert event["expires_at"] > time.time() + 3000
@@ -412,7 +412,7 @@ async def test_clarify_question_waits_without_thread_or_socket(harness: Harness,
 
 
 async def test_first_clarify_answer_wins(harness: Harness, server: ModelServer) -> None:
-    running = await asking(harness, server)
+    running = await start_question(harness, server)
     event = await running.wait_for("clarify.requested")
     answers = [running.control("answer", id=event["request_id"], answer=text) for text in ("one", "two")]
     assert await asyncio.gather(*answers) == ["applied", "already_resolved"]
@@ -422,14 +422,14 @@ async def test_first_clarify_answer_wins(harness: Harness, server: ModelServer) 
 
 async def test_clarify_question_times_out(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness({"agent": {"clarify_timeout": 0.05}})
-    run = await (await asking(harness, server)).end()
+    run = await (await start_question(harness, server)).end()
     assert run.tool_results()[0]["answered"] is False
     assert run.event("clarify.resolved")["answered"] is False
     assert run.result["final_response"] == "Done."
 
 
 async def test_interrupt_resolves_clarify_question(harness: Harness, server: ModelServer) -> None:
-    running = await asking(harness, server)
+    running = await start_question(harness, server)
     await running.wait_for("clarify.requested")
     await running.control("interrupt")
     run = await running.end()

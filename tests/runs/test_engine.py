@@ -45,7 +45,7 @@ async def gate(server: ModelServer) -> Gate:
     return Gate(server)
 
 
-async def ended(harness: Harness, run_id: str) -> Json:
+async def wait_for_end(harness: Harness, run_id: str) -> Json:
     """The last event of a run, waited for."""
     async with asyncio.timeout(SURELY_S):
         events = [event.as_dict() async for event in harness.engine.subscribe(run_id)]
@@ -122,7 +122,7 @@ async def test_submitted_turn_fails_with_session_busy_after_timeout(
     running = await harness.begin(harness.spec(server, session_id=SESSION, persist=True))
     late = harness.spec(server, session_id=SESSION, persist=True)
     await harness.engine.submit(late)
-    last = await ended(harness, late.run_id)
+    last = await wait_for_end(harness, late.run_id)
     assert (last["type"], last["failure"]) == ("run.failed", "session_busy")
     gate.open.set()
     await running.end()
@@ -278,14 +278,14 @@ async def test_list_runs_newest_first_with_filters(harness: Harness, server: Mod
     ]
     ids = [run.spec.run_id for run in runs]
 
-    async def listed(**wanted: Any) -> list[str]:
+    async def list_run_ids(**wanted: Any) -> list[str]:
         return [record.spec.run_id for record in await harness.engine.list(**wanted)]
 
-    assert await listed() == ids[::-1]
-    assert await listed(session_id="a") == [ids[2], ids[0]]
-    assert await listed(owner="ada") == [ids[1]]
-    assert await listed(status="failed") == [ids[1]]
-    assert await listed(kind="chat") == [ids[0]]
+    assert await list_run_ids() == ids[::-1]
+    assert await list_run_ids(session_id="a") == [ids[2], ids[0]]
+    assert await list_run_ids(owner="ada") == [ids[1]]
+    assert await list_run_ids(status="failed") == [ids[1]]
+    assert await list_run_ids(kind="chat") == [ids[0]]
 
 
 # ---- ends
@@ -355,7 +355,7 @@ async def test_crash_in_agent_loop_fails_run_and_releases_session(
         broken.setattr("hermes.agent.loop.run_turn", broken_turn)
         with pytest.raises(ZeroDivisionError):
             await harness.engine.run(spec)
-    last = await ended(harness, spec.run_id)
+    last = await wait_for_end(harness, spec.run_id)
     assert last["type"] == "run.failed"
     assert "a defect" not in last["error"]
     assert "a defect" in caplog.text
@@ -381,7 +381,7 @@ async def test_run_survives_cancelled_waiter(harness: Harness, server: ModelServ
     with pytest.raises(asyncio.CancelledError):
         await waiter
     gate.open.set()
-    assert (await ended(harness, spec.run_id))["type"] == "run.completed"
+    assert (await wait_for_end(harness, spec.run_id))["type"] == "run.completed"
     assert await harness.engine.control(spec.run_id, Control("interrupt")) == "not_active"
 
 

@@ -45,14 +45,14 @@ class HeldCall:
         self.reached, self.go = asyncio.Event(), asyncio.Event()
         original = getattr(AsyncRuns, name)
 
-        async def held(runs: AsyncRuns, *args: Any, **fields: Any) -> Any:
+        async def hold(runs: AsyncRuns, *args: Any, **fields: Any) -> Any:
             answer = await original(runs, *args, **fields) if result else None
             if which(*args):
                 self.reached.set()
                 await self.go.wait()
             return answer if result else await original(runs, *args, **fields)
 
-        patch.setattr(AsyncRuns, name, held)
+        patch.setattr(AsyncRuns, name, hold)
 
     async def wait(self) -> None:
         async with asyncio.timeout(SURELY_S):

@@ -42,14 +42,14 @@ class Rig:
     stage: Stage
     guard: UrlGuard
     granted: set[str] = field(default_factory=lambda: {"page.test"})
-    asked: list[tuple[str, int]] = field(default_factory=list)
+    connections: list[tuple[str, int]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     port: int = 0
     wait: Callable[[], Awaitable[object]] | None = None
     proxy: EgressProxy = None  # type: ignore[assignment]
 
     async def authorize(self, host: str, port: int) -> bool:
-        self.asked.append((host, port))
+        self.connections.append((host, port))
         if self.wait is not None:
             await self.wait()
         return host in self.granted
@@ -152,7 +152,7 @@ async def test_request_is_forwarded_without_hop_by_hop_headers(rig: Rig) -> None
         n.lower() for n in request.headers
     }
     assert remaining == set()
-    assert rig.asked == [("page.test", 8080)]
+    assert rig.connections == [("page.test", 8080)]
     assert rig.proxy.sent_bytes == 5
 
 
@@ -217,7 +217,7 @@ async def test_connect_tunnels_both_ways_and_half_closes(rig: Rig) -> None:
             assert await reader.read() == b"x" * 300_000
             assert await received == b"early and late"
         writer.close()
-    assert rig.asked == [("page.test", 443)]
+    assert rig.connections == [("page.test", 443)]
     assert (rig.proxy.sent_bytes, rig.proxy.received_bytes) == (14, 300_000)
 
 
@@ -330,7 +330,7 @@ async def test_malformed_or_rejected_request_connects_nowhere(
     assert status_of(answer) == status and message in body_of(answer)
     assert body_of(answer).startswith("Hermes: ") and body_of(answer).count("\n") == 1
     assert SECRET.encode() not in answer
-    assert (rig.asked, rig.stage.asked, rig.stage.dialled) == ([], [], [])
+    assert (rig.connections, rig.stage.requests, rig.stage.dialled) == ([], [], [])
     assert rig.refused == [body_of(answer).strip()]
 
 
@@ -353,7 +353,7 @@ async def test_host_without_grant_is_rejected_before_dns_lookup(rig: Rig, reques
     reason = "Hermes: host other.test is not granted. Tell the user."
     assert answer.startswith(f"HTTP/1.1 403 {reason}\r\n".encode()), "clients show the status line of a failed CONNECT"
     assert body_of(answer) == f"{reason}\n"
-    assert (rig.stage.asked, rig.stage.dialled) == ([], [])
+    assert (rig.stage.requests, rig.stage.dialled) == ([], [])
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1"])
@@ -397,7 +397,7 @@ async def test_private_addresses_when_allowed_never_include_metadata_or_our_own_
 async def test_website_blocklist_is_enforced(tmp_path: Path) -> None:
     async with started_rig(tmp_path, security__website_blocklist=["page.test"]) as rig:
         answer = await rig.send(b"CONNECT a.page.test:443 HTTP/1.1\r\n\r\n")
-        assert status_of(answer) == 403 and "website_blocklist" in body_of(answer) and rig.asked == []
+        assert status_of(answer) == 403 and "website_blocklist" in body_of(answer) and rig.connections == []
 
 
 async def test_unresolvable_host_and_closed_port_are_502(rig: Rig) -> None:
@@ -487,10 +487,10 @@ async def test_connections_over_limit_wait_for_slot(tmp_path: Path, monkeypatch:
         rig.wait = go.wait
         sends = [asyncio.create_task(rig.send(b"CONNECT page.test:443 HTTP/1.1\r\n\r\n")) for _ in range(5)]
         async with asyncio.timeout(SURELY_S):
-            while len(rig.asked) < 2:
+            while len(rig.connections) < 2:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert len(rig.asked) == 2
+        assert len(rig.connections) == 2
         go.set()
         assert [status_of(answer) for answer in await asyncio.gather(*sends)] == [403] * 5
 

@@ -87,11 +87,11 @@ class Session:
 async def question(under_way: Running, count: int = 1) -> Json:
     """The question that was asked last, once there are so many."""
 
-    def asked(events: list[Json]) -> list[Json]:
+    def approval_requests(events: list[Json]) -> list[Json]:
         requests = [event for event in events if event["type"] == "approval.requested"]
         return requests if len(requests) >= count else []
 
-    return (await under_way.until(asked, SURELY_S))[-1]  # type: ignore[no-any-return]
+    return (await under_way.until(approval_requests, SURELY_S))[-1]  # type: ignore[no-any-return]
 
 
 async def answer_with(under_way: Running, choice: str, count: int = 1) -> Json:

@@ -170,7 +170,7 @@ class Client:
     """All that a client of the server ever got."""
 
     def __init__(self, api: Api) -> None:
-        self.api, self.got = api, list[bytes]()
+        self.api, self.bodies = api, list[bytes]()
 
     async def post(self, path: str, body: Any) -> bytes:
         async with self.api.post(path, body) as response:
@@ -182,7 +182,7 @@ class Client:
 
     async def _kept(self, path: str, response: Any) -> bytes:
         body: bytes = await response.read()
-        self.got.append(f"{response.status} {response.headers}\n".encode() + body)
+        self.bodies.append(f"{response.status} {response.headers}\n".encode() + body)
         return body
 
 
@@ -258,7 +258,7 @@ async def test_no_planted_secret_leaks(
         with logging_to(Home(home_folder), api.app.settings, verbose=True):
             await _every_way(client, planted)
     data = "".join(capfd.readouterr()).encode()
-    places = [(f"answer {number}", data) for number, data in enumerate(client.got)]
+    places = [(f"answer {number}", data) for number, data in enumerate(client.bodies)]
     places += [*_received(api.model.requests), *_kept(home_folder), ("standard output and error", data)]
     assert {where: leaked for where, data in places if (leaked := leaks(data))} == {}
     # All of it was there to be seen: what is told of the files without their secrets, in every kind of place.

@@ -291,10 +291,10 @@ async def test_unknown_references_in_body_are_404(api: Api) -> None:
 
 
 async def test_many_bad_requests_leave_server_working(api: Api) -> None:
-    async def one(number: int) -> int:
+    async def send_one(number: int) -> int:
         async with api.post(CHAT, data=NO_JSON[number % len(NO_JSON)]) as response:
             return response.status
 
-    assert set(await asyncio.gather(*(one(number) for number in range(100)))) == {400}
+    assert set(await asyncio.gather(*(send_one(number) for number in range(100)))) == {400}
     api.model.script = [Reply(text="Hello.")]
     assert (await api.ask("still there?"))["choices"][0]["message"]["content"] == "Hello."

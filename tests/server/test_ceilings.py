@@ -40,7 +40,7 @@ CEILING: Json = {"toolsets": ["todo", "cronjob", "delegation"], "models": ["fast
 MORE: Json = {"headers": bearer(LIMITED)}
 
 
-async def ended(api: Api, run_id: str) -> Any:
+async def wait_for_end(api: Api, run_id: str) -> Any:
     async def record() -> Any:
         return await api.app.engine.get(run_id)
 
@@ -64,7 +64,7 @@ async def _background(api: Api) -> None:
     body = {"input": "hi", "model": "fast", "background": True}
     async with api.post("/v1/responses", body, **MORE) as response:
         response_id = (await read_json(response))["id"]
-    await ended(api, response_id.replace("resp_", "run_"))
+    await wait_for_end(api, response_id.replace("resp_", "run_"))
 
 
 async def _websocket(api: Api) -> None:
@@ -84,7 +84,7 @@ async def _session(api: Api) -> None:
 
 async def _run(api: Api) -> None:
     async with api.post("/v1/runs", {"input": "hi", "model": "fast"}, **MORE) as response:
-        await ended(api, (await read_json(response, 202))["run_id"])
+        await wait_for_end(api, (await read_json(response, 202))["run_id"])
 
 
 async def _job(api: Api) -> None:
@@ -93,7 +93,7 @@ async def _job(api: Api) -> None:
         job = (await read_json(response, 201))["job"]
     assert not {"tool_policy", "allowed_models"} & job.keys()
     async with api.post(f"/api/jobs/{job['id']}/run", **MORE) as response:
-        await ended(api, (await read_json(response, 202))["run_id"])
+        await wait_for_end(api, (await read_json(response, 202))["run_id"])
 
 
 def _record(**fields: Any) -> Json:
@@ -105,7 +105,7 @@ def _record(**fields: Any) -> Json:
 async def _scheduled(api: Api) -> None:
     job = await api.app.store.jobs.create(_record(model="quick"))
     await Scheduler(api.app.engine, api.app.store.jobs, lambda: 4).look()
-    await ended(api, (await api.app.store.jobs.get(job["id"]))["last_run_id"])
+    await wait_for_end(api, (await api.app.store.jobs.get(job["id"]))["last_run_id"])
 
 
 async def _by_cron_tool(api: Api) -> None:
@@ -137,7 +137,7 @@ async def _resumed(api: Api) -> None:
     session = {"id": spec.session_id, "source": "api_server", "owner": spec.owner}
     await store.runs.append(spec.run_id, None, [started], [row], session=session)
     await api.app.engine.resume_all()  # unless the server has found it already
-    assert (await ended(api, spec.run_id)).state.status == "completed"
+    assert (await wait_for_end(api, spec.run_id)).state.status == "completed"
 
 
 WAYS: dict[str, Begin] = {
@@ -184,7 +184,7 @@ async def test_background_turn_with_disallowed_model_fails(start: Start, model: 
     api = await start(keys=key(**CEILING), model_routes=ROUTES)
     spec = spec_of({**_record(model=model), "id": "0" * 12}, time.time())
     await api.app.engine.run(spec)
-    state = (await ended(api, spec.run_id)).state
+    state = (await wait_for_end(api, spec.run_id)).state
     assert state.status == "failed" and "fast" in state.error and api.model.requests == []
 
 
@@ -286,11 +286,11 @@ async def test_key_concurrency_limit_applies_to_simultaneous_submissions(start: 
         assert sorted(results)[1:] == [429] * 3
         held_model.let_all()
 
-        async def ended() -> tuple[list[str], int]:
+        async def wait_for_end() -> tuple[list[str], int]:
             async with api.get("/v1/runs", **MORE) as response:
                 return [run["status"] for run in (await read_json(response))["data"]], api.app.engine.active
 
-        await eventually(ended, lambda value: value == (["completed"], 0))
+        await eventually(wait_for_end, lambda value: value == (["completed"], 0))
 
 
 async def _chat_of(api: Api) -> None:

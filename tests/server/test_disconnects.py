@@ -237,11 +237,11 @@ async def test_detached_turn_continues_after_disconnect(
         assert [row["content"] for row in await rows(api, "hall")] == ["hi", "Half an answer."]
         if "response" in kind:
 
-            async def shown() -> Json:
+            async def get_stored() -> Json:
                 async with api.get(f"{RESPONSES}/{run['response_id']}") as response:
                     return await read_json(response)
 
-            await eventually(shown, lambda response: response["status"] == "completed")
+            await eventually(get_stored, lambda response: response["status"] == "completed")
 
 
 @pytest.mark.parametrize(

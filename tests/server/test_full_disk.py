@@ -260,9 +260,9 @@ async def test_disk_full_mid_stream(home_folder: Path) -> None:
             filler.unlink()
             run_id = response.headers["X-Hermes-Run-Id"]
 
-            async def ended() -> bool:
+            async def has_ended() -> bool:
                 return bool((await gateway.get(f"/v1/runs/{run_id}"))["status"] == "failed")
 
             async with asyncio.timeout(20):
-                while not await ended():
+                while not await has_ended():
                     await asyncio.sleep(0.05)

@@ -319,7 +319,7 @@ def test_profiles_are_served_under_their_names(home: Home, launch: Launch) -> No
     home.config_file.write_text("api_server: {key: sk-main-0123456789abcdef, profiles: [work, club]}\n")
     url = launch().url
 
-    def asked(path: str, key: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+    def request(path: str, key: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
         headers = {"Authorization": f"Bearer sk-{key}-0123456789abcdef", "Content-Type": "application/json"}
         try:
             with urlopen(Request(url + path, body, headers)) as answer:
@@ -328,15 +328,15 @@ def test_profiles_are_served_under_their_names(home: Home, launch: Launch) -> No
             return refusal.code, json.load(refusal)["error"]
 
     for name in ("work", "club"):
-        status, document = asked(f"/p/{name}/v1/models", name)
+        status, document = request(f"/p/{name}/v1/models", name)
         assert status == 200 and [model["id"] for model in document["data"]] == [name]
         for other in ("main", "club" if name == "work" else "work"):
-            assert asked(f"/p/{name}/v1/models", other)[0] == 401
-        assert asked("/v1/models", name)[0] == 401
-    assert asked("/p/work/api/sessions", "work", b'{"id": "mine"}')[0] == 201
-    assert asked("/p/work/api/sessions/mine", "work")[0] == 200
-    assert asked("/p/club/api/sessions/mine", "club")[0] == asked("/api/sessions/mine", "main")[0] == 404
-    assert asked("/p/none/v1/models", "main")[1]["code"] == "profile_not_found"
-    assert asked("/p/work/v1/nothing", "work")[1]["code"] == "not_found"
-    assert asked("/v1/capabilities", "main")[1]["features"]["profiles"] is True
-    assert asked("/p/work/v1/capabilities", "work")[1]["features"]["profiles"] is False
+            assert request(f"/p/{name}/v1/models", other)[0] == 401
+        assert request("/v1/models", name)[0] == 401
+    assert request("/p/work/api/sessions", "work", b'{"id": "mine"}')[0] == 201
+    assert request("/p/work/api/sessions/mine", "work")[0] == 200
+    assert request("/p/club/api/sessions/mine", "club")[0] == request("/api/sessions/mine", "main")[0] == 404
+    assert request("/p/none/v1/models", "main")[1]["code"] == "profile_not_found"
+    assert request("/p/work/v1/nothing", "work")[1]["code"] == "not_found"
+    assert request("/v1/capabilities", "main")[1]["features"]["profiles"] is True
+    assert request("/p/work/v1/capabilities", "work")[1]["features"]["profiles"] is False

@@ -218,14 +218,14 @@ async def _fingerprint(api: Api, body: Json, path: str = "/v1/chat/completions")
     api.model.script = [Reply(text="x")]
     await post_with_key(api, path, body, "probe")
 
-    def kept() -> str:
+    def outcome() -> str:
         engine = api.app.store.blocking.engine
         assert engine is not None
         from hermes.store.idempotency import Idempotency
 
         return str(Idempotency(engine).claim(f"default POST {path}", "probe", "").state)
 
-    assert kept() == "conflict"
+    assert outcome() == "conflict"
     import hashlib
 
     names = ("Session-Id", "Session-Key", "Seed-History", "Detach", "Approvals", "Tool-Progress", "Tool-Items")

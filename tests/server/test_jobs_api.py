@@ -219,11 +219,11 @@ async def _runs_once(api: Api, held_model: HeldModel) -> None:
         assert body["run_id"] in (await read_error(response, 409, "job_running"))["message"]
     held_model.let_all()
 
-    async def shown() -> Json:
+    async def get_run() -> Json:
         async with api.get(f"/v1/runs/{body['run_id']}") as response:
             return await read_json(response)
 
-    run = await eventually(shown, lambda run: run["finished_at"])
+    run = await eventually(get_run, lambda run: run["finished_at"])
     assert (run["kind"], run["status"], run["session_id"]) == ("job", "completed", "diary")
     async with api.get(f"{JOBS}/{job['id']}/runs") as response:
         assert [item["run_id"] for item in (await read_json(response))["data"]] == [body["run_id"]]

@@ -70,7 +70,7 @@ async def called(api: Api, route: Route, key: str | None, ids: Json) -> tuple[in
 
 
 @dataclass
-class Two:
+class TwoOwners:
     """A server with two owners, and what belongs to one of them."""
 
     api: Api
@@ -78,12 +78,12 @@ class Two:
 
 
 @pytest.fixture
-async def two(start: Start) -> AsyncIterator[Two]:
+async def two(start: Start) -> AsyncIterator[TwoOwners]:
     others = [
         {"name": f"only-{scope.replace(':', '-')}", "key": f"{NARROW}-{scope}", "scopes": [scope]} for scope in ALL
     ]
     api = await start(*[Reply(text="Hi.", continues=False)] * 50, keys=[*KEYS, *others])
-    yield Two(api, await _things(api, ANNA))
+    yield TwoOwners(api, await _things(api, ANNA))
 
 
 async def _things(api: Api, key: str) -> Json:
@@ -112,7 +112,7 @@ async def _things(api: Api, key: str) -> Json:
 
 
 @pytest.mark.parametrize("route", PROTECTED, ids=lambda route: route.name)
-async def test_every_route_requires_key_scope_and_owner(two: Two, route: Route) -> None:
+async def test_every_route_requires_key_scope_and_owner(two: TwoOwners, route: Route) -> None:
     api, ids = two.api, two.ids
     for key in (None, "sk-nobody-0123456789", KEY[:-1]):
         status, error, headers = await called(api, route, key, ids)
@@ -225,10 +225,10 @@ async def test_session_chat_requires_sessions_scope(start: Start) -> None:
     assert len(api.model.requests) == 1
 
 
-async def test_lists_and_searches_are_scoped_to_owner(two: Two) -> None:
+async def test_lists_and_searches_are_scoped_to_owner(two: TwoOwners) -> None:
     theirs = await _things(two.api, BEN)
 
-    async def seen(path: str, key: str, name: str) -> set[str]:
+    async def names_of(path: str, key: str, name: str) -> set[str]:
         async with two.api.get(path, headers=bearer(key)) as response:
             return {item[name] for item in (await read_json(response))["data"]}
 
@@ -237,14 +237,14 @@ async def test_lists_and_searches_are_scoped_to_owner(two: Two) -> None:
         ("/api/jobs", "id", "job_id"),
         ("/api/sessions", "id", "session_id"),
     ):
-        anna, ben, admin = [await seen(path, key, name) for key in (ANNA, BEN, KEY)]
+        anna, ben, admin = [await names_of(path, key, name) for key in (ANNA, BEN, KEY)]
         assert two.ids[kind] in anna and theirs[kind] in ben and not anna & ben
         assert {two.ids[kind], theirs[kind]} <= admin
-    assert await seen("/api/sessions/search?q=hi", ANNA, "session_id") >= {two.ids["session_id"]}
-    assert theirs["session_id"] not in await seen("/api/sessions/search?q=hi", ANNA, "session_id")
+    assert await names_of("/api/sessions/search?q=hi", ANNA, "session_id") >= {two.ids["session_id"]}
+    assert theirs["session_id"] not in await names_of("/api/sessions/search?q=hi", ANNA, "session_id")
 
 
-async def test_admin_sees_owner_of_each_resource(two: Two) -> None:
+async def test_admin_sees_owner_of_each_resource(two: TwoOwners) -> None:
     for path in (
         f"/v1/runs/{two.ids['run_id']}",
         f"/api/sessions/{two.ids['session_id']}",
@@ -258,7 +258,7 @@ async def test_admin_sees_owner_of_each_resource(two: Two) -> None:
             assert "anna" not in (await response.text()).replace(two.ids["session_id"], "")
 
 
-async def test_session_of_other_owner_is_404(two: Two) -> None:
+async def test_session_of_other_owner_is_404(two: TwoOwners) -> None:
     body = user("hi")
     async with two.api.post(
         "/v1/chat/completions", body, headers={**bearer(BEN), "X-Hermes-Session-Id": two.ids["session_id"]}

@@ -24,13 +24,13 @@ class HeldCall:
         self.reached, self.go = asyncio.Event(), asyncio.Event()
         whole: Callable[..., Awaitable[Any]] = getattr(owner, name)
 
-        async def held(*args: Any, **named: Any) -> Any:
+        async def hold(*args: Any, **named: Any) -> Any:
             result = await whole(*args, **named)
             self.reached.set()
             await self.go.wait()
             return result
 
-        monkeypatch.setattr(owner, name, held)
+        monkeypatch.setattr(owner, name, hold)
 
     async def leave(self, client: asyncio.Task[Any]) -> None:
         """The client is found gone meanwhile."""
@@ -90,11 +90,11 @@ async def test_disconnect_during_idempotency_claim(api: Api, monkeypatch: pytest
     held_call, handling = HeldCall(monkeypatch, type(api.app.store.idempotency), "claim"), list[asyncio.Task[Any]]()
     whole = IdempotentExecutor.answer
 
-    async def answered(*args: Any) -> Any:
+    async def respond(*args: Any) -> Any:
         handling.append(asyncio.current_task())  # type: ignore[arg-type]
         return await whole(*args)
 
-    monkeypatch.setattr(IdempotentExecutor, "answer", answered)
+    monkeypatch.setattr(IdempotentExecutor, "answer", respond)
     body = {"messages": [{"role": "user", "content": "hi"}]}
 
     async def ask() -> tuple[int, str]:

@@ -20,7 +20,7 @@ ANSWERS = [Reply(text="Hi.", continues=False)] * 4
 
 
 @dataclass
-class Two:
+class TwoModels:
     """A server with two providers: the configured one, and `second`."""
 
     api: Api
@@ -34,11 +34,11 @@ class Two:
 
 
 @pytest.fixture
-async def two(start: Start) -> AsyncIterator[Callable[..., Awaitable[Two]]]:
+async def two(start: Start) -> AsyncIterator[Callable[..., Awaitable[TwoModels]]]:
     second = ModelServer(*ANSWERS)
     await second.start()
 
-    async def begin(**options: Any) -> Two:
+    async def begin(**options: Any) -> TwoModels:
         entry = {"base_url": f"{second.url}/v1", "api_key": PROVIDER_KEY, "models": ["deep", "deeper"]}
         routes = {"fast": {"model": "quick"}, "far": {"model": "deep", "provider": "second"}}
         own = {"name": "limited", "key": LIMITED, "scopes": ALL}
@@ -46,7 +46,7 @@ async def two(start: Start) -> AsyncIterator[Callable[..., Awaitable[Two]]]:
         api = await start(
             *ANSWERS, settings={"providers": {"second": entry}}, model_routes=routes, keys=keys, **options
         )
-        return Two(api, second)
+        return TwoModels(api, second)
 
     yield begin
     await second.stop()
@@ -135,7 +135,7 @@ NAMED: list[tuple[Json, tuple[str, str]]] = [
 @pytest.mark.parametrize(("fields", "expected"), NAMED, ids=[str(fields) for fields, _ in NAMED])
 @pytest.mark.parametrize("way", WAYS)
 async def test_requested_model_serves_turn(
-    two: Callable[..., Awaitable[Two]], way: str, fields: Json, expected: tuple[str, str]
+    two: Callable[..., Awaitable[TwoModels]], way: str, fields: Json, expected: tuple[str, str]
 ) -> None:
     served = await two()
     shown = await WAYS[way](served.api, fields)
@@ -146,7 +146,7 @@ async def test_requested_model_serves_turn(
 
 
 async def test_unknown_model_name_falls_back_to_default(
-    two: Callable[..., Awaitable[Two]],
+    two: Callable[..., Awaitable[TwoModels]],
 ) -> None:
     served = await two()
     async with served.api.post("/api/sessions", {"id": "mine", "model": "fast"}) as response:
@@ -157,7 +157,7 @@ async def test_unknown_model_name_falls_back_to_default(
     assert served.model_calls == [DEFAULT, DEFAULT]
 
 
-async def test_provider_object_is_ignored(two: Callable[..., Awaitable[Two]]) -> None:
+async def test_provider_object_is_ignored(two: Callable[..., Awaitable[TwoModels]]) -> None:
     served = await two()
     body = user("hi", provider={"order": ["a"]})
     async with served.api.post("/v1/chat/completions", body) as response:
@@ -176,7 +176,9 @@ async def test_provider_object_is_ignored(two: Callable[..., Awaitable[Two]]) ->
         ("/api/jobs", {"schedule": "1h", "prompt": "hi"}),
     ],
 )
-async def test_unconfigured_provider_is_rejected(two: Callable[..., Awaitable[Two]], path: str, body: Json) -> None:
+async def test_unconfigured_provider_is_rejected(
+    two: Callable[..., Awaitable[TwoModels]], path: str, body: Json
+) -> None:
     served = await two()
     async with served.api.post(path, {**body, "provider": "nobody"}) as response:
         await read_error(response, 400, "invalid_value", "provider")
@@ -184,7 +186,7 @@ async def test_unconfigured_provider_is_rejected(two: Callable[..., Awaitable[Tw
 
 
 @pytest.mark.parametrize("model", ["gpt-4o", "nobody/gpt-4o"])
-async def test_strict_models_reject_other_names(two: Callable[..., Awaitable[Two]], model: str) -> None:
+async def test_strict_models_reject_other_names(two: Callable[..., Awaitable[TwoModels]], model: str) -> None:
     served = await two(strict_models=True)
     for path, body in (
         ("/v1/chat/completions", user("hi")),
@@ -243,7 +245,7 @@ IN_SESSION = {
 @pytest.mark.parametrize(("model", "expected"), [("fast", FAST), ("far", DEEP), ("second/deep", DEEP), ("m", DEFAULT)])
 @pytest.mark.parametrize("way", IN_SESSION)
 async def test_session_turns_use_session_model(
-    two: Callable[..., Awaitable[Two]], way: str, model: str, expected: tuple[str, str]
+    two: Callable[..., Awaitable[TwoModels]], way: str, model: str, expected: tuple[str, str]
 ) -> None:
     served = await two()
     async with served.api.post("/api/sessions", {"id": "mine", "model": model}) as response:
@@ -253,7 +255,7 @@ async def test_session_turns_use_session_model(
 
 
 async def test_bound_session_uses_its_model(
-    two: Callable[..., Awaitable[Two]],
+    two: Callable[..., Awaitable[TwoModels]],
 ) -> None:
     served = await two()
     async with served.api.post("/v1/chat/completions", user("hi")) as response:
@@ -290,7 +292,7 @@ async def test_bound_session_uses_its_model(
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/runs"])
 async def test_key_models_ceiling_by_name(
-    two: Callable[..., Awaitable[Two]], path: str, models: list[str], fields: Json, status: int
+    two: Callable[..., Awaitable[TwoModels]], path: str, models: list[str], fields: Json, status: int
 ) -> None:
     served = await two(models=models)
     body = {**(user("hi") if "chat" in path else {"input": "hi"}), **fields}
@@ -303,7 +305,7 @@ async def test_key_models_ceiling_by_name(
 
 
 @pytest.mark.parametrize("way", IN_SESSION)
-async def test_key_may_use_session_with_allowed_model(two: Callable[..., Awaitable[Two]], way: str) -> None:
+async def test_key_may_use_session_with_allowed_model(two: Callable[..., Awaitable[TwoModels]], way: str) -> None:
     served = await two(models=["far"])
     more: Json = {"headers": bearer(LIMITED)}
     async with served.api.post("/api/sessions", {"id": "mine", "model": "fast"}, **more) as response:
@@ -315,7 +317,7 @@ async def test_key_may_use_session_with_allowed_model(two: Callable[..., Awaitab
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/runs", "/api/sessions/mine/chat"])
-async def test_session_with_disallowed_model_is_rejected(two: Callable[..., Awaitable[Two]], path: str) -> None:
+async def test_session_with_disallowed_model_is_rejected(two: Callable[..., Awaitable[TwoModels]], path: str) -> None:
     served = await two(models=["far"])
     await served.api.app.store.sessions.create_session("mine", "api_server", owner="limited", model="fast")
     headers = {**bearer(LIMITED), "X-Hermes-Session-Id": "mine"}
@@ -331,7 +333,7 @@ async def test_session_with_disallowed_model_is_rejected(two: Callable[..., Awai
 
 @pytest.mark.parametrize("fields", [{}, {"background": True}])
 async def test_model_rejection_reveals_nothing_of_foreign_session(
-    two: Callable[..., Awaitable[Two]], fields: Json
+    two: Callable[..., Awaitable[TwoModels]], fields: Json
 ) -> None:
     served = await two(models=["fast"])
     await served.api.app.store.sessions.create_session("hers", "api_server", owner="default", model="second/hidden")
@@ -344,7 +346,7 @@ async def test_model_rejection_reveals_nothing_of_foreign_session(
 # --- what is on offer ------------------------------------------------------------------------------------------------
 
 
-async def test_models_list_respects_key_ceiling(two: Callable[..., Awaitable[Two]]) -> None:
+async def test_models_list_respects_key_ceiling(two: Callable[..., Awaitable[TwoModels]]) -> None:
     served = await two(models=["fast", "second/deeper"])
     async with served.api.get("/v1/models") as response:
         rows = [(model["id"], model["root"], model["parent"]) for model in (await read_json(response))["data"]]
@@ -364,7 +366,7 @@ async def test_models_list_respects_key_ceiling(two: Callable[..., Awaitable[Two
     assert served.second.requests == []
 
 
-async def test_run_reports_requested_model_name(two: Callable[..., Awaitable[Two]]) -> None:
+async def test_run_reports_requested_model_name(two: Callable[..., Awaitable[TwoModels]]) -> None:
     served = await two()
     async with served.api.post("/v1/runs", {"input": "hi", "model": "second/deep"}) as response:
         run_id = (await read_json(response, 202))["run_id"]

@@ -34,13 +34,13 @@ def workspace(home_folder: Path) -> Path:
     return folder
 
 
-def saying(text: str | list[str]) -> Reply:
+def reply_with(text: str | list[str]) -> Reply:
     return Reply(text=text, continues=False)
 
 
 async def ask(api: Api, text: str | list[str], surface: str = "plain") -> str:
     """The text of an answer on one surface, whose every telling of it is the same."""
-    api.model.handler = lambda _: saying(text)
+    api.model.handler = lambda _: reply_with(text)
     if surface == "plain":
         async with api.post("/v1/chat/completions", user(), headers=SESSION) as response:
             return str((await read_json(response))["choices"][0]["message"]["content"])
@@ -128,7 +128,7 @@ async def test_media_file_is_served_to_owner_only(start: Start, workspace: Path)
 
 async def test_media_is_same_in_run_and_session_records(media_api: Api) -> None:
     async with media_api.post("/v1/runs", {"input": "hi", "session_id": "hall"}) as response:
-        media_api.model.script = [saying("Here: MEDIA:box.png")]
+        media_api.model.script = [reply_with("Here: MEDIA:box.png")]
         run_id = (await read_json(response, 202))["run_id"]
     for _ in range(2):  # while it runs, and from the store
         async with media_api.get(f"/v1/runs/{run_id}/events") as response:
@@ -150,10 +150,10 @@ async def test_media_tag_is_replayed_to_model(media_api: Api) -> None:
 
 async def test_media_conversation_sent_by_client_is_bound(media_api: Api, workspace: Path) -> None:
     (workspace / "big.png").write_bytes(bytes(1_500_000))
-    media_api.model.handler = lambda _: saying("Here: MEDIA:big.png")
+    media_api.model.handler = lambda _: reply_with("Here: MEDIA:big.png")
     first = (await media_api.ask("hi"))["choices"][0]["message"]["content"]
     assert len(first) > 1_048_576
-    media_api.model.handler = lambda _: saying("Done.")
+    media_api.model.handler = lambda _: reply_with("Done.")
     history = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": first}]
     body = {"messages": [*history, {"role": "user", "content": "more"}]}
     data, kind = io.BytesIO(json.dumps(body).encode()), {"Content-Type": "application/json"}
@@ -165,10 +165,10 @@ async def test_media_conversation_sent_by_client_is_bound(media_api: Api, worksp
 
 
 async def test_media_response_chain(media_api: Api) -> None:
-    media_api.model.handler = lambda _: saying("Here: MEDIA:box.png")
+    media_api.model.handler = lambda _: reply_with("Here: MEDIA:box.png")
     async with media_api.post("/v1/responses", {"input": "hi"}) as response:
         first = await read_json(response)
-    media_api.model.handler = lambda _: saying("Done.")
+    media_api.model.handler = lambda _: reply_with("Done.")
     async with media_api.post("/v1/responses", {"input": "more", "previous_response_id": first["id"]}) as response:
         assert output_text(await read_json(response)) == "Done."
     texts = [turn.text for turn in media_api.model.requests[-1].turns if turn.role == "assistant"]
@@ -180,7 +180,7 @@ TAGGED = "Here: MEDIA:box.png done"
 
 @pytest.mark.parametrize("at", range(6, 21))
 async def test_media_tag_is_hidden_for_any_chunking(media_api: Api, at: int) -> None:
-    media_api.model.handler = lambda _: saying([TAGGED[:at], TAGGED[at:]])
+    media_api.model.handler = lambda _: reply_with([TAGGED[:at], TAGGED[at:]])
     async with media_api.post("/v1/chat/completions", user(stream=True)) as response:
         frames = await stream_of(response)
     assert chat_text(frames) == f"Here: {INLINE} done"
@@ -230,7 +230,7 @@ async def test_media_odd_file_names(media_api: Api, workspace: Path, name: str) 
 async def test_media_file_made_by_command(media_api: Api) -> None:
     steps = [
         Reply(tool_calls=[Call("terminal", {"command": "mkdir -p ~/d && cd ~/d && echo made > made.csv"})]),
-        saying("MEDIA:made.csv and MEDIA:~/d/made.csv"),
+        reply_with("MEDIA:made.csv and MEDIA:~/d/made.csv"),
     ]
     media_api.model.handler = lambda _: steps.pop(0)
     async with media_api.post("/v1/chat/completions", user(), headers=SESSION) as response:
@@ -243,7 +243,7 @@ async def test_media_file_made_by_command(media_api: Api) -> None:
 
 
 async def test_media_without_file_scope_stays_text(media_api: Api) -> None:
-    media_api.model.handler = lambda _: saying("MEDIA:box.png")
+    media_api.model.handler = lambda _: reply_with("MEDIA:box.png")
     async with media_api.post("/v1/runs", {"input": "hi", "toolsets": ["todo"]}) as response:
         run_id = (await read_json(response, 202))["run_id"]
     async with media_api.get(f"/v1/runs/{run_id}/events") as response:

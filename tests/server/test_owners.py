@@ -274,10 +274,10 @@ async def test_recovery_does_not_continue_in_foreign_session(owned: Owned, start
         assert [request.body["messages"][-1]["content"] for request in api.model.requests] == ["more"]
     if started or by == "scan":
 
-        async def found() -> Any:
+        async def get_record() -> Any:
             return await api.app.engine.get(spec.run_id)
 
-        record = await eventually(found, lambda record: record.state.ended)
+        record = await eventually(get_record, lambda record: record.state.ended)
         assert (record.state.status, record.state.failure) == ("failed", "session_not_found")
 
 

@@ -204,7 +204,7 @@ async def start_error(folder: Path, **settings: Any) -> str:
     gateway = Gateway(folder, **settings)
     with pytest.raises(AssertionError):
         await gateway.start()
-    assert await gateway.ended() == 4
+    assert await gateway.wait_for_exit() == 4
     return gateway.stderr_text
 
 

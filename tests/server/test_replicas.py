@@ -226,7 +226,7 @@ async def test_bus_that_cannot_be_used_is_told_at_start(
     gateway = Gateway(home_folder, bus=bus)
     with pytest.raises(AssertionError, match=message):
         await gateway.start()
-    assert await gateway.ended() == code
+    assert await gateway.wait_for_exit() == code
     assert "hunter2" not in gateway.stderr_text and "Traceback" not in gateway.stderr_text
     # A server with a bus has a state file of its own, which goes with it.
     if (state_file := home_folder / "gateway_state.json").exists():

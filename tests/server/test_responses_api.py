@@ -274,11 +274,11 @@ async def test_referenced_items_are_read_once(api: Api, monkeypatch: pytest.Monk
     store = type(api.context.stored_responses)
     find = store.find_items
 
-    async def counted(self: Any, item_ids: Any, owner: str) -> Any:
+    async def record_reads(self: Any, item_ids: Any, owner: str) -> Any:
         reads.append(item_ids)
         return await find(self, item_ids, owner)
 
-    monkeypatch.setattr(store, "find_items", counted)
+    monkeypatch.setattr(store, "find_items", record_reads)
     await create(api, [{"type": "item_reference", "id": item_id} for item_id in ids * 50])
     assert len(reads) == 1
     text = "".join(text for _, text in sent(api.model.requests[-1]))

@@ -547,10 +547,10 @@ async def test_unstored_run_is_available_to_its_stream(start: Start, monkeypatch
     async def late(record: ResponseRecord, *arguments: Any) -> None:
         await begin(record, *arguments)
 
-        async def ended() -> bool:
+        async def has_ended() -> bool:
             return bool(api.model.requests) and not api.app.engine.kinds
 
-        await eventually(ended)
+        await eventually(has_ended)
 
     monkeypatch.setattr(ResponseRecord, "try_insert", late)
     body = {"input": "hi", "store": False, "stream": True, "reasoning": {"summary": "auto"}}

@@ -53,13 +53,13 @@ async def get_json(api: Api, path: str, **more: Any) -> Json:
         return await read_json(response)
 
 
-async def ended(api: Api, run_id: str) -> Json:
+async def wait_for_end(api: Api, run_id: str) -> Json:
     run: Json = await eventually(lambda: get_json(api, f"{RUNS}/{run_id}"), lambda run: run["finished_at"])
     return run
 
 
 async def run_to_end(api: Api, text: Any = "hi", **fields: Any) -> Json:
-    return await ended(api, (await submitted(api, text, **fields))["run_id"])
+    return await wait_for_end(api, (await submitted(api, text, **fields))["run_id"])
 
 
 async def events(api: Api, run_id: str, query: str = "", **headers: str) -> list[Frame]:
@@ -116,7 +116,7 @@ async def test_run_submit_and_result(api: Api) -> None:
         "run_id": run_id, "status": "started", "object": "hermes.run", "session_id": run_id,
         "created_at": payload["created_at"],
     }  # fmt: skip
-    run = await ended(api, run_id)
+    run = await wait_for_end(api, run_id)
     assert set(run) == FIELDS and run["input"] == "save it"
     assert [run["input"] for run in (await get_json(api, RUNS))["data"]] == ["save it"]
     outcome = {name: run[name] for name in ("status", "output", "completed", "partial", "interrupted", "error_code")}
@@ -141,14 +141,14 @@ async def test_run_in_session_uses_history(api: Api) -> None:
     before += [{"role": "assistant", "content": "y"}]
     first = await submitted(api, "first", session_id="kitchen", conversation_history=before)
     assert first["session_id"] == "kitchen"
-    await ended(api, first["run_id"])
+    await wait_for_end(api, first["run_id"])
     assert sent(api.model.requests[0]) == [("user", "x"), ("assistant", "y"), ("user", "first")]
     assert "Be kind." in system_of(api.model.requests[0])
     body = {"input": "second", "conversation_history": before}
     async with api.post(RUNS, body, headers={"X-Hermes-Session-Id": "kitchen"}) as response:
         second = await read_json(response, 202)
         assert response.headers["X-Hermes-History"] == "stored; messages=4; ignored=2"
-    await ended(api, second["run_id"])
+    await wait_for_end(api, second["run_id"])
     assert [text for _, text in sent(api.model.requests[1])] == ["x", "y", "first", "One.", "second"]
     items = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     await run_to_end(api, items)
@@ -176,7 +176,7 @@ async def test_run_toolsets_can_be_narrowed(api: Api) -> None:
     async with api.post(
         RUNS, {"input": "x", "toolsets": ["todo"]}, headers={"X-Hermes-Toolsets": "memory"}
     ) as response:
-        await ended(api, (await read_json(response, 202))["run_id"])
+        await wait_for_end(api, (await read_json(response, 202))["run_id"])
     by_default, *narrowed = [tool_names(request) for request in api.model.requests]
     assert {"clarify", "memory", "read_file", "terminal", "todo"} < set(by_default)
     assert narrowed == [["memory", "todo"], [], []]
@@ -213,7 +213,7 @@ async def test_session_id_in_body_and_header_must_agree(api: Api) -> None:
     async with api.post(RUNS, {"input": "x", "session_id": "a"}, headers={"X-Hermes-Session-Id": "b"}) as response:
         await read_error(response, 400, "session_conflict", "session_id")
     async with api.post(RUNS, {"input": "x", "session_id": "a"}, headers={"X-Hermes-Session-Id": "a"}) as response:
-        await ended(api, (await read_json(response, 202))["run_id"])
+        await wait_for_end(api, (await read_json(response, 202))["run_id"])
 
 
 async def test_failed_run_reports_reason(api: Api) -> None:
@@ -240,7 +240,7 @@ async def test_run_waits_for_its_session(start: Start) -> None:
     assert (await get_json(api, f"{RUNS}/{second}"))["status"] == "queued"
     assert {run["run_id"] for run in (await get_json(api, f"{RUNS}?status=queued"))["data"]} == {second}
     held_model.let_all()
-    assert [(await ended(api, run_id))["output"] for run_id in (first, second)] == ["One.", "Two."]
+    assert [(await wait_for_end(api, run_id))["output"] for run_id in (first, second)] == ["One.", "Two."]
     queued = (await events(api, second))[0].data
     assert (queued["event"], queued["session_id"], queued["position"]) == ("run.queued", "s", 1)
     await held_model.stop()
@@ -335,7 +335,7 @@ async def test_disconnect_of_events_reader_changes_nothing(start: Start) -> None
         held_model.let(2)
         await stream.until(lambda item: item.data["event"] == "message.delta")
     held_model.let_all()
-    assert (await ended(api, run_id))["output"] == "Hello."
+    assert (await wait_for_end(api, run_id))["output"] == "Hello."
     await held_model.stop()
 
 
@@ -435,7 +435,7 @@ async def test_finished_run_can_be_deleted_and_session_stays(start: Start) -> No
     async with api.delete(f"{RUNS}/{run_id}") as response:
         await read_error(response, 409, "run_active")
     held_model.let_all()
-    await ended(api, run_id)
+    await wait_for_end(api, run_id)
     async with api.delete(f"{RUNS}/{run_id}") as response:
         assert (await read_json(response))["deleted"] is True
     for method, path in (("get", ""), ("get", "/events"), ("delete", "")):
@@ -465,7 +465,7 @@ async def test_run_stop(start: Start) -> None:
                     assert await read_json(stopped) == {"run_id": run_id, "status": "stopping"}
         final = (await stream.rest())[-1].data
     assert (final["event"], final["reason"]) == ("run.cancelled", "stop")
-    run = await ended(api, run_id)
+    run = await wait_for_end(api, run_id)
     assert (run["status"], run["interrupted"], run["partial"]) == ("cancelled", True, True)
     assert run["output"] == final["output"] and run["output"].startswith("Hel")
     for path, body in (("stop", None), ("steer", {"text": "x"})):
@@ -484,9 +484,9 @@ async def test_queued_run_stop(start: Start) -> None:
     second = (await submitted(api, session_id="s"))["run_id"]
     async with api.post(f"{RUNS}/{second}/stop") as response:
         await read_json(response)
-    assert (await ended(api, second))["status"] == "cancelled"
+    assert (await wait_for_end(api, second))["status"] == "cancelled"
     held_model.let_all()
-    assert (await ended(api, first))["status"] == "completed"
+    assert (await wait_for_end(api, first))["status"] == "completed"
     await held_model.stop()
 
 
@@ -507,7 +507,7 @@ async def test_run_steer(api: Api, name: str) -> None:
         payload = await read_json(response, 202)
     assert payload == {"run_id": run_id, "steer_id": payload["steer_id"], "accepted": True}
     go_on.set()
-    await ended(api, run_id)
+    await wait_for_end(api, run_id)
     run_events = await events(api, run_id)
     accepted, applied = event_data(run_events, "steer.accepted"), event_data(run_events, "steer.applied")
     assert (accepted["steer_id"], accepted["text"]) == (payload["steer_id"], "Faster, please.")
@@ -549,7 +549,7 @@ async def test_run_approval(api: Api) -> None:
         assert await read_json(response) == {
             "object": "hermes.run.approval_response", "run_id": run_id, "choice": "once", "resolved": 1,
         }  # fmt: skip
-    await ended(api, run_id)
+    await wait_for_end(api, run_id)
     run_events = await events(api, run_id)
     request = event_data(run_events, "approval.request")
     assert {name: request[name] for name in asked} == asked
@@ -567,7 +567,7 @@ async def test_run_approval_deny_all(api: Api) -> None:
     await eventually(lambda: get_json(api, f"{RUNS}/{run_id}"), lambda run: run["pending_approvals"])
     async with api.post(f"{RUNS}/{run_id}/approval", {"choice": "deny", "resolve_all": True}) as response:
         assert (await read_json(response))["resolved"] == 1
-    assert (await ended(api, run_id))["output"] == "Well then."
+    assert (await wait_for_end(api, run_id))["output"] == "Well then."
 
 
 async def test_unattended_run_approval_is_decided_by_rule(api: Api) -> None:
@@ -575,7 +575,7 @@ async def test_unattended_run_approval_is_decided_by_rule(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[Call("danger", id="call_1")]), Reply(text="Well then.")]
     async with api.post(RUNS, {"input": "x"}, headers={"X-Hermes-Approvals": "deny"}) as response:
         run_id = (await read_json(response, 202))["run_id"]
-    await ended(api, run_id)
+    await wait_for_end(api, run_id)
     assert event_data(await events(api, run_id), "approval.responded")["by"] == "rule"
 
 
@@ -591,7 +591,7 @@ async def test_run_clarify_is_answered_once(api: Api) -> None:
         await read_error(response, 400, "invalid_value", "answer")
     async with api.post(path, {"answer": "red", "request_id": request_id}) as response:
         assert (await read_json(response))["request_id"] == request_id
-    assert (await ended(api, run_id))["output"] == "Red."
+    assert (await wait_for_end(api, run_id))["output"] == "Red."
     async with api.post(path, {"answer": "blue"}) as response:
         await read_error(response, 409, "clarify_not_pending")
 

@@ -58,7 +58,7 @@ def hammer(document: Json, url: str, headers: dict[str, str], known: dict[str, s
     each = -(-requests // len(operations))
     counter = itertools.count()
 
-    def one(operation: Any) -> None:
+    def send_one(operation: Any) -> None:
         @settings(max_examples=each, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck),
                   database=None, derandomize=True)  # fmt: skip
         @given(case=any_case(operation), real=st.booleans())
@@ -79,7 +79,7 @@ def hammer(document: Json, url: str, headers: dict[str, str], known: dict[str, s
         send()
 
     for operation in operations:
-        one(operation)
+        send_one(operation)
     return next(counter)
 
 

@@ -216,15 +216,15 @@ async def test_pinned_sessions_filter(api: Api) -> None:
     await create_session(api, id="c")
     assert (await changed(api, "a", pinned=True))["pinned"] is True
 
-    async def listed(query: str) -> tuple[list[str], int]:
+    async def list_sessions(query: str) -> tuple[list[str], int]:
         body = await get_json(api, SESSIONS + query)
         return [session["id"] for session in body["data"]], body["total"]
 
-    assert await listed("") == (["c", "b", "a"], 3)
-    assert await listed("?pinned=true") == (["b", "a"], 2)
-    assert await listed("?pinned=false") == (["c"], 1)
+    assert await list_sessions("") == (["c", "b", "a"], 3)
+    assert await list_sessions("?pinned=true") == (["b", "a"], 2)
+    assert await list_sessions("?pinned=false") == (["c"], 1)
     await changed(api, "b", pinned=False)
-    assert await listed("?pinned=true&limit=1") == (["a"], 1)
+    assert await list_sessions("?pinned=true&limit=1") == (["a"], 1)
     async with api.get(f"{SESSIONS}?pinned=perhaps") as response:
         await read_error(response, 400, "invalid_type", "pinned")
 

@@ -85,7 +85,7 @@ class ProcessTree:
             while len(waiting(self.mark)) < count:
                 await asyncio.sleep(0.01)
 
-    async def ended(self, run_id: str) -> list[Json]:
+    async def wait_for_end(self, run_id: str) -> list[Json]:
         """A run's events. When the last one comes, nothing of the tree is there any more."""
         async with self.api.get(f"/v1/runs/{run_id}/events") as response:
             stream, events = Stream(response), list[Json]()
@@ -99,7 +99,7 @@ class ProcessTree:
         async with self.api.post(f"/v1/runs/{run_id}/stop") as response:
             assert (await read_json(response))["status"] == "stopping"
         started_at = time.monotonic()
-        events = await self.ended(run_id)
+        events = await self.wait_for_end(run_id)
         assert time.monotonic() - started_at < GONE_S
         assert (events[-1]["event"], events[-1]["reason"]) == ("run.cancelled", "stop")
         return events
@@ -219,7 +219,7 @@ async def test_disconnect_ends_command_and_children(process_tree: ProcessTree, s
         [run] = (await read_json(response))["data"]
     wire.reset()
     started_at = time.monotonic()
-    events = await process_tree.ended(run["run_id"])
+    events = await process_tree.wait_for_end(run["run_id"])
     assert time.monotonic() - started_at < 2 * GONE_S, "noticed within a second, over within another"
     assert (events[-1]["event"], events[-1]["reason"]) == ("run.cancelled", "client_disconnected")
     assert told_of(events, "call_t")[0] == "interrupted"
@@ -247,20 +247,20 @@ async def test_interrupt_reaches_processes_of_subagent(process_tree: ProcessTree
 
 async def test_finished_command_leaves_no_process(process_tree: ProcessTree) -> None:
     process_tree.plant("echo over")
-    events = await process_tree.ended(await process_tree.submit(terminal()))
+    events = await process_tree.wait_for_end(await process_tree.submit(terminal()))
     status, answer = told_of(events, "call_t")
     assert (events[-1]["event"], status, answer["output"]) == ("run.completed", "ok", "over\n")
 
 
 async def test_failed_run_leaves_no_process(process_tree: ProcessTree) -> None:
     process_tree.plant("echo over")
-    events = await process_tree.ended(await process_tree.submit(terminal(), Reply(status=401, error="no")))
+    events = await process_tree.wait_for_end(await process_tree.submit(terminal(), Reply(status=401, error="no")))
     assert (events[-1]["event"], events[-1]["error_code"]) == ("run.failed", "provider_auth_failed")
 
 
 async def test_command_timeout_leaves_no_process(process_tree: ProcessTree) -> None:
     process_tree.plant(STUBBORN)
-    events = await process_tree.ended(await process_tree.submit(terminal(timeout=1)))
+    events = await process_tree.wait_for_end(await process_tree.submit(terminal(timeout=1)))
     status, answer = told_of(events, "call_t")
     assert (events[-1]["event"], status, answer["exit_code"]) == ("run.completed", "timeout", 124)
 
@@ -270,7 +270,7 @@ async def test_command_timeout_leaves_no_process(process_tree: ProcessTree) -> N
 async def test_turn_timeout_leaves_no_process(process_tree: ProcessTree, tool: str) -> None:
     process_tree.plant(STUBBORN)
     call = terminal() if tool == "terminal" else Call("execute_code", {"code": SCRIPT + SCRIPTS["is deaf"]})
-    events = await process_tree.ended(await process_tree.submit(call, **{"X-Hermes-Timeout": "1"}))
+    events = await process_tree.wait_for_end(await process_tree.submit(call, **{"X-Hermes-Timeout": "1"}))
     assert (events[-1]["event"], events[-1]["error_code"]) == ("run.failed", "turn_timeout")
 
 
@@ -296,14 +296,14 @@ async def test_ended_turn_ends_its_background_processes(process_tree: ProcessTre
         async with process_tree.api.get("/v1/runs") as response:
             [run] = (await read_json(response))["data"]
         wire.reset()
-        events = await process_tree.ended(run["run_id"])
+        events = await process_tree.wait_for_end(run["run_id"])
         assert (events[-1]["event"], events[-1]["reason"]) == ("run.cancelled", "client_disconnected")
         return
     headers = {"X-Hermes-Timeout": "2"} if way == "timeout" else {}
     async with process_tree.api.post("/v1/runs", {"input": "Go."}, headers=headers) as response:
         run_id = (await read_json(response, 202))["run_id"]
     await process_tree.grown(TREE_SIZE + 1)
-    events = await (process_tree.stop(run_id) if way == "stop" else process_tree.ended(run_id))
+    events = await (process_tree.stop(run_id) if way == "stop" else process_tree.wait_for_end(run_id))
     assert events[-1]["event"] == ("run.cancelled" if way == "stop" else "run.failed")
     assert not [event for event in events if event["event"].startswith("steer")], "nobody waits to be told"
 
@@ -385,7 +385,7 @@ async def test_interrupt_before_command_starts_ends_it(
     await asyncio.wait_for(requested.wait(), SURELY_S)
     await read_json(await process_tree.api.post(f"/v1/runs/{run_id}/stop"))
     gate.set()
-    events = await process_tree.ended(run_id)
+    events = await process_tree.wait_for_end(run_id)
     assert events[-1]["event"] == "run.cancelled"
     assert told_of(events, "call_t")[0] == "interrupted"
     assert len(pids) == 1 and not os.path.exists(f"/proc/{pids[0]}")

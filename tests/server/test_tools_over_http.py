@@ -632,12 +632,12 @@ async def test_subagent_can_be_interrupted_alone(conversation: Conversation) -> 
         return Reply(tool_calls=[Call("terminal", {"command": f"sleep {mark}"})])
 
     async def stop() -> None:
-        async def found() -> list[Json]:
+        async def running_subagents() -> list[Json]:
             async with conversation.api.get("/v1/runs?kind=subagent&status=running") as response:
                 listed: list[Json] = (await read_json(response))["data"]
                 return listed
 
-        [run] = await eventually(found, lambda runs: runs and running(mark), 30)
+        [run] = await eventually(running_subagents, lambda runs: runs and running(mark), 30)
         async with conversation.api.get("/health/detailed") as response:
             assert (await read_json(response))["active_agents"] == 2, "it counts like any other"
         async with conversation.api.post(f"/v1/runs/{run['run_id']}/stop") as response:

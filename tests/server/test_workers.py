@@ -76,7 +76,7 @@ async def test_both_workers_serve(home_folder: Path) -> None:
         assert payload["pid"] == server.gateway.process.pid and payload["address"] == server.gateway.url
         pids = server.pids
         stopped = await asyncio.create_subprocess_exec(*command, "stop", env=env)
-        assert await stopped.wait() == 0 and await server.gateway.ended() == 0
+        assert await stopped.wait() == 0 and await server.gateway.wait_for_exit() == 0
         assert not any(is_alive(pid, None) for pid in pids) and not is_served(server.home)
         assert not list(server.home.run_folder.glob("peer-*"))
 
@@ -265,7 +265,7 @@ async def test_startup_failure_is_reported_by_parent(
     gateway = Gateway(home_folder, **settings)
     with pytest.raises(AssertionError, match=message):
         await gateway.start()
-    assert await gateway.ended() == code
+    assert await gateway.wait_for_exit() == code
     assert not is_served(Home(home_folder))
 
 

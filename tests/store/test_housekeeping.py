@@ -28,7 +28,7 @@ def settings(folder: Path, **values: object) -> config.Settings:
     return config.load(Home(folder), environ={})
 
 
-def ended(store: Store, kind: str, ago_s: float) -> str:
+def ended_run(store: Store, kind: str, ago_s: float) -> str:
     spec = RunSpec("hi", "s", kind=kind)  # type: ignore[arg-type]
     store.runs.create(spec)
     at = time.time() - ago_s
@@ -49,7 +49,11 @@ def ended(store: Store, kind: str, ago_s: float) -> str:
     ],
 )
 def test_sweep_retention_by_run_kind(store: Store, tmp_path: Path, kind: str, log_s: float, run_s: float) -> None:
-    young, old, expired = ended(store, kind, log_s - 60), ended(store, kind, log_s + 60), ended(store, kind, run_s + 60)
+    young, old, expired = (
+        ended_run(store, kind, log_s - 60),
+        ended_run(store, kind, log_s + 60),
+        ended_run(store, kind, run_s + 60),
+    )
     assert sweep_if_due(store, settings(tmp_path)) is not None
     assert [event.seq for event in store.runs.read(young, 0, 10)] == [1, 2]
     assert store.runs.get(expired) is None
@@ -84,7 +88,7 @@ def test_sweep_removes_folders_of_unstored_turns_after_a_day(tmp_path: Path) -> 
     home = tmp_path / "home"
     config = settings(home)
     with closing(open_store(f"sqlite:///{home / 'state.db'}")) as store:
-        kept_run = ended(store, "response", 60)
+        kept_run = ended_run(store, "response", 60)
         store.sessions.create_session("unrecorded-by-name-only", "api_server")
         folders = {
             home / "uploads/unrecorded-old": False,

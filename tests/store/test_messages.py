@@ -171,15 +171,15 @@ def test_unstorable_characters_are_replaced(db: SessionDB, field: str, bad: str)
     ],
 )
 def test_append_accepts_any_structure(db: SessionDB, fields: dict[str, Any], bad: str) -> None:
-    def spoil(value: Any) -> Any:
+    def corrupt(value: Any) -> Any:
         if isinstance(value, dict):
-            return {spoil(key): spoil(item) for key, item in value.items()}
+            return {corrupt(key): corrupt(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [spoil(item) for item in value]
+            return [corrupt(item) for item in value]
         return bad if value == "BAD" else value
 
     db.create_session("s", "cli")
-    db.append_message("s", "assistant", **spoil(fields))
+    db.append_message("s", "assistant", **corrupt(fields))
     assert json.dumps(db.get_messages_as_conversation("s"), ensure_ascii=False).encode()
     assert json.dumps(db.get_messages("s"), ensure_ascii=False).encode()
 

@@ -1040,7 +1040,7 @@ HOUR, DAY = 3600.0, 86_400.0
 KINDS = ("chat", "response", "session", "run", "job", "cli", "subagent")
 
 
-def ended(store: Store, ago: float, **fields: Any) -> Turn:
+def ended_run(store: Store, ago: float, **fields: Any) -> Turn:
     """A run with an answer, whose end is that long ago."""
     turn = Turn(store, fields.pop("session_id", "s"), **fields)
     turn.begin()
@@ -1065,8 +1065,8 @@ def expired(store: Store, turn: Turn) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_retention_by_kind(store: Store, kind: Any) -> None:
     hours = LOG_HOURS.get(kind)
-    young = ended(store, (hours or 6 * 24) * HOUR - 60, kind=kind)
-    old = ended(store, (hours or 6 * 24) * HOUR + 60, kind=kind)
+    young = ended_run(store, (hours or 6 * 24) * HOUR - 60, kind=kind)
+    old = ended_run(store, (hours or 6 * 24) * HOUR + 60, kind=kind)
     assert sweep(store) == {"logs": 1 if hours else 0, "runs": 0}
     assert (expired(store, young), expired(store, old)) == (False, hours is not None)
     assert len(paged(store, young.run_id, 2)) == 5
@@ -1076,8 +1076,8 @@ def test_log_retention_by_kind(store: Store, kind: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_run_retention_by_kind(store: Store, kind: Any) -> None:
     days = RUN_DAYS.get(kind, RUN_DAYS[""])
-    young = ended(store, days * DAY - 60, kind=kind)
-    old = ended(store, days * DAY + 60, kind=kind)
+    young = ended_run(store, days * DAY - 60, kind=kind)
+    old = ended_run(store, days * DAY + 60, kind=kind)
     assert sweep(store)["runs"] == 1
     assert ids_of(store) == [young.run_id]
     assert store.runs.read(old.run_id, 0, 10) == store.runs.durable(old.run_id) == []
@@ -1085,7 +1085,7 @@ def test_run_retention_by_kind(store: Store, kind: Any) -> None:
 
 
 def test_sweep_accepts_explicit_time(store: Store) -> None:
-    turn = ended(store, 0, kind="chat")
+    turn = ended_run(store, 0, kind="chat")
     assert sweep(store, now=time.time() + 0.9 * HOUR) == {"logs": 0, "runs": 0}
     assert sweep(store, now=time.time() + 1.1 * HOUR) == {"logs": 1, "runs": 0}
     assert sweep(store, now=time.time() + 6.9 * DAY) == {"logs": 0, "runs": 0}
@@ -1094,7 +1094,7 @@ def test_sweep_accepts_explicit_time(store: Store) -> None:
 
 
 def test_status_and_answer_outlive_log(store: Store) -> None:
-    turn = ended(store, 2 * HOUR, kind="chat")
+    turn = ended_run(store, 2 * HOUR, kind="chat")
     before = store.runs.get(turn.run_id)
     assert before is not None
     sweep(store)
@@ -1111,7 +1111,7 @@ def test_status_and_answer_outlive_log(store: Store) -> None:
 
 
 async def test_expired_log_raises_events_expired(store: Store) -> None:
-    turn = ended(store, 2 * HOUR, kind="chat")
+    turn = ended_run(store, 2 * HOUR, kind="chat")
     sweep(store)
     with pytest.raises(EventsExpired):
         _ = [event async for event in RunLog(MemoryBus()).subscribe(turn.run_id, Async(store).runs)]
@@ -1120,7 +1120,7 @@ async def test_expired_log_raises_events_expired(store: Store) -> None:
 def test_partials_are_deleted_with_log(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with closing(open_store(url(path))) as store:
-        turn = ended(store, 2 * HOUR, kind="session")
+        turn = ended_run(store, 2 * HOUR, kind="session")
         store.runs.put_partials(turn.run_id, None, [turn.grown("m", "left behind")])
         sweep(store)
         for table in ("run_events", "run_partials"):
@@ -1129,8 +1129,8 @@ def test_partials_are_deleted_with_log(tmp_path: Path) -> None:
 
 
 def test_log_is_kept_while_idempotency_key_is_valid(store: Store) -> None:
-    turns = {ttl: ended(store, 2 * HOUR, kind="chat") for ttl in (DAY, -1.0)}
-    plain = ended(store, 2 * HOUR, kind="chat")
+    turns = {ttl: ended_run(store, 2 * HOUR, kind="chat") for ttl in (DAY, -1.0)}
+    plain = ended_run(store, 2 * HOUR, kind="chat")
     for ttl, turn in turns.items():
         store.idempotency.claim("scope", f"key{ttl}", "print", ttl, turn.run_id)
     assert sweep(store) == {"logs": 2, "runs": 0}
@@ -1155,7 +1155,7 @@ def test_sweep_keeps_newest_runs_per_owner_and_kind(store: Store) -> None:
     for _ in range(5):
         for owner, kind in (("ada", "run"), ("ada", "chat"), ("bob", "run")):
             run_ids.setdefault((owner, kind), []).append(
-                ended(store, 60, session_id=owner, owner=owner, kind=kind).run_id
+                ended_run(store, 60, session_id=owner, owner=owner, kind=kind).run_id
             )
     waiting = Turn(store, "bob", owner="bob", kind="run").run_id
     assert sweep(store, 3) == {"logs": 0, "runs": 2 + 2 + 3}

@@ -378,7 +378,7 @@ def test_busy_delegate_blocks_deletion_of_parent(store: Store) -> None:
 # ---- pruning
 
 
-def ended(
+def ended_session(
     db: SessionDB, id: str, messages: int = 1, archived: bool = False, source: str = "cli", **fields: Any
 ) -> None:
     create_conversation(db, id, *["hi"] * messages, source=source, **fields)
@@ -406,9 +406,9 @@ def ended(
     ],
 )
 def test_prune_filters_ended_sessions(db: SessionDB, chosen: dict[str, Any], pruned: list[str]) -> None:
-    ended(db, "a", cwd="/work/x", title="Daily", model="small")
-    ended(db, "b", source="cron", cwd="/home/work", title="Weekly notes")
-    ended(db, "c", messages=3, archived=True, model="a-big-one")
+    ended_session(db, "a", cwd="/work/x", title="Daily", model="small")
+    ended_session(db, "b", source="cron", cwd="/home/work", title="Weekly notes")
+    ended_session(db, "c", messages=3, archived=True, model="a-big-one")
     create_conversation(db, "open", "hi", cwd="/work", title="Week", model="big")
     would = db.prune_sessions(older_than_days=0, dry_run=True, **chosen)
     untouched = db.count_sessions(archived="all")
@@ -419,7 +419,7 @@ def test_prune_filters_ended_sessions(db: SessionDB, chosen: dict[str, Any], pru
 
 def test_prune_uses_last_activity(durable_db: SessionDB) -> None:
     for id, days in {"young": 1, "middle": 40, "old": 100}.items():
-        ended(durable_db, id)
+        ended_session(durable_db, id)
         raw(
             durable_db,
             "update sessions set started_at = 0, last_active = ? where id = ?",

@@ -126,11 +126,11 @@ def test_give_back_space_works_in_small_steps(file_db: SessionDB, monkeypatch: p
     merged: list[str] = []
     execute = Tx.execute
 
-    def counted(self: Tx, sql: str, params: object = ()) -> int:
+    def record_merges(self: Tx, sql: str, params: object = ()) -> int:
         merged.extend([sql] if "'merge'" in sql else [])
         return execute(self, sql, params)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Tx, "execute", counted)
+    monkeypatch.setattr(Tx, "execute", record_merges)
     assert file_db.engine.write(schema._upkeep) == "more"
     assert len(merged) == 1
     monkeypatch.setattr(Tx, "execute", execute)

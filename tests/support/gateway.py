@@ -67,9 +67,9 @@ class Gateway:
         """End it; its exit code."""
         if self.process.returncode is None:
             self.process.send_signal(number)
-        return await self.ended()
+        return await self.wait_for_exit()
 
-    async def ended(self) -> int:
+    async def wait_for_exit(self) -> int:
         """Wait for its end; its exit code."""
         return await asyncio.wait_for(self.process.wait(), SURELY_S)
 

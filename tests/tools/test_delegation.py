@@ -258,7 +258,7 @@ async def test_cancelled_child_is_reported(harness: Harness, server: ModelServer
 # ---- questions of a child
 
 
-def asking(texts: list[str]) -> ToolDef:
+def asking_tool(texts: list[str]) -> ToolDef:
     async def act(ctx: ToolContext, _: Json) -> Json:
         request = ApprovalRequest(ctx.call_id, "command", "rm -r x", "It deletes.", ("delete",), ("once", "deny"))
         texts.append((await ctx.asking.approve(request)).choice)
@@ -268,7 +268,7 @@ def asking(texts: list[str]) -> ToolDef:
 
 
 async def start_asking_child(harness: Harness, server: ModelServer, texts: list[str], **fields: Any) -> Any:
-    offer(harness, asking(texts))
+    offer(harness, asking_tool(texts))
     script_model(server, delegate("act"), act=[Reply(tool_calls=[Call("act")]), Reply(text="Acted.")])
     return await harness.begin(harness.spec(server, persist=True, answerable=True, **fields))
 

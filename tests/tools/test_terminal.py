@@ -205,12 +205,14 @@ async def test_terminal_output_is_streamed(make_harness: MakeHarness, server: Mo
     command = "echo one; until [ -e go ]; do sleep 0.01; done; printf two; until [ -e on ]; do sleep 0.01; done"
     under_way = await tool_session.begin(Call("terminal", {"command": command}))
 
-    def shown(events: list[Json]) -> str:
+    def output_text(events: list[Json]) -> str:
         return "".join(event["text"] for event in events if event["type"] == "tool.output")
 
-    await under_way.until(lambda events: shown(events) == "one\n", SURELY_S)
+    await under_way.until(lambda events: output_text(events) == "one\n", SURELY_S)
     (tool_session.workspace / "go").touch()
-    await under_way.until(lambda events: shown(events) == "one\ntwo", SURELY_S)  # no line, but a moment has passed
+    await under_way.until(
+        lambda events: output_text(events) == "one\ntwo", SURELY_S
+    )  # no line, but a moment has passed
     (tool_session.workspace / "on").touch()
     assert (await under_way.end()).tool_results()[0]["output"] == "one\ntwo"
 

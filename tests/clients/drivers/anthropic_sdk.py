@@ -29,7 +29,7 @@ class AnthropicTalk(Conversation):
     def __init__(self, url: str, key: str, api: str) -> None:
         super().__init__(url, key, api)
         # A client that takes nothing it does not know.
-        self.place: dict[str, Any] = {
+        self.client_options: dict[str, Any] = {
             "base_url": url.removesuffix("/v1"),
             "api_key": key,
             "_strict_response_validation": True,
@@ -67,7 +67,7 @@ class AnthropicTalk(Conversation):
         if self.api == "async":
             pieces, message = asyncio.run(self._asked_async(request, how))
         else:
-            with anthropic.Anthropic(**self.place) as client:
+            with anthropic.Anthropic(**self.client_options) as client:
                 pieces, message = self._asked(client, request, how)
         texts = [block.text for block in message.content if block.type == "text"]
         answer.add(pieces or texts, "".join(texts))
@@ -93,7 +93,7 @@ class AnthropicTalk(Conversation):
         return [], (client.messages.parse if how.schema else client.messages.create)(**request)
 
     async def _asked_async(self, request: dict[str, Any], how: How) -> tuple[list[str], Any]:
-        async with anthropic.AsyncAnthropic(**self.place) as client:
+        async with anthropic.AsyncAnthropic(**self.client_options) as client:
             if how.stream:
                 async with client.messages.stream(**request) as stream:
                     return [text async for text in stream.text_stream], await stream.get_final_message()
@@ -106,7 +106,7 @@ class AnthropicTalk(Conversation):
             return answer.run("weather", json.dumps({"city": city}))
 
         request = {**self._request(how), "tools": [weather]}
-        with anthropic.Anthropic(**self.place) as client:
+        with anthropic.Anthropic(**self.client_options) as client:
             for step in client.beta.messages.tool_runner(stream=how.stream, **request):
                 message: Any = step.get_final_message() if how.stream else step
                 answer.text += "".join(block.text for block in message.content if block.type == "text")

@@ -25,7 +25,7 @@ class LiteLLMTalk(Conversation):
 
     def __init__(self, url: str, key: str, api: str) -> None:
         super().__init__(url, key, api)
-        self.place = {"model": f"openai/{MODEL}", "api_base": url, "api_key": key}
+        self.client_options = {"model": f"openai/{MODEL}", "api_base": url, "api_key": key}
         self.history: list[Any] = []
         self.last = ""
 
@@ -42,7 +42,7 @@ class LiteLLMTalk(Conversation):
     def _chat(self, answer: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         system = [{"role": "system", "content": how.system}] if how.system else []
-        request = {**self.place, "messages": [*system, *self.history], "stream": how.stream, **how.options}
+        request = {**self.client_options, "messages": [*system, *self.history], "stream": how.stream, **how.options}
         if how.stream:
             request["stream_options"] = {"include_usage": True}
         if how.tools:
@@ -66,7 +66,7 @@ class LiteLLMTalk(Conversation):
 
     def _responses(self, answer: Answer, how: How) -> bool:
         """One request; whether another must follow."""
-        request = {**self.place, "input": self.history, "stream": how.stream, **how.options}
+        request = {**self.client_options, "input": self.history, "stream": how.stream, **how.options}
         if how.system:
             request["instructions"] = how.system
         if how.chain and self.last:
@@ -97,12 +97,12 @@ class LiteLLMTalk(Conversation):
     def text_of(self, response_id: str) -> str:
         """The text of a response that the server keeps."""
         with _refusing():
-            stored = litellm.get_responses(response_id, custom_llm_provider="openai", **self.place)
+            stored = litellm.get_responses(response_id, custom_llm_provider="openai", **self.client_options)
         return _text(_items(stored))
 
     def delete(self, response_id: str) -> bool:
         """Delete a response that the server keeps."""
-        return bool(litellm.delete_responses(response_id, custom_llm_provider="openai", **self.place).deleted)
+        return bool(litellm.delete_responses(response_id, custom_llm_provider="openai", **self.client_options).deleted)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ class OllamaTalk(Conversation):
 
     def __init__(self, url: str, key: str, api: str) -> None:
         super().__init__(url, key, api)
-        self.place: dict[str, Any] = {
+        self.client_options: dict[str, Any] = {
             "host": url.removesuffix("/v1"),
             "headers": {"Authorization": f"Bearer {key}"},
             "trust_env": False,
@@ -58,9 +58,9 @@ class OllamaTalk(Conversation):
         return bool(calls)
 
     def _asked(self, request: dict[str, Any]) -> list[Any]:
-        answer = ollama.Client(**self.place).chat(**request)
+        answer = ollama.Client(**self.client_options).chat(**request)
         return list(answer) if request["stream"] else [answer]
 
     async def _asked_async(self, request: dict[str, Any]) -> list[Any]:
-        answer: Any = await ollama.AsyncClient(**self.place).chat(**request)
+        answer: Any = await ollama.AsyncClient(**self.client_options).chat(**request)
         return [part async for part in answer] if request["stream"] else [answer]
