@@ -268,7 +268,7 @@ def scripted(*steps: Reply | Callable[[Request], Reply]) -> Callable[[Request], 
     return handle
 
 
-def sent(request: Request, *roles: str) -> list[tuple[str, str]]:
+def sent_messages(request: Request, *roles: str) -> list[tuple[str, str]]:
     """The request's messages as pairs of role and text, without the instructions."""
     return [(t.role, t.text) for t in request.turns if t.role != "system" and (not roles or t.role in roles)]
 

@@ -14,7 +14,7 @@ from hermes.core.spec import RouteChoice
 from support.model_server import Call, ModelServer, Reply, Request
 
 from .conftest import MakeHarness
-from .harness import KEY, CompletedRun, Harness, Json, nothing_left, sent, tool
+from .harness import KEY, CompletedRun, Harness, Json, nothing_left, sent_messages, tool
 
 SESSION = "the-session"
 M = RouteChoice(model="m")
@@ -157,7 +157,7 @@ async def test_compaction_summary_keeps_head_and_tail(make_harness: MakeHarness,
     assert run.event("context.compacted")["method"] == "summary"
     assert not server.requests[0].body.get("tools")
     assert "question 4" in json.dumps(server.requests[0].body)
-    messages = sent(server.requests[1])
+    messages = sent_messages(server.requests[1])
     assert [text for _, text in messages[:3]] == [m["content"] for m in history[:3]]
     assert "SUMMARY: fox." in "".join(text for _, text in messages)
     assert messages[-1] == ("user", "and now?")
@@ -196,7 +196,7 @@ async def test_compaction_falls_back_to_extract(make_harness: MakeHarness, serve
     server.handler = lambda r: Reply(status=403) if is_summary_request(r) else Reply(text="Done.")
     run = await compacted(harness, server, text_turns(8, 1400))
     assert run.event("context.compacted")["method"] == "extract"
-    text = "".join(text for _, text in sent(server.requests[-1]))
+    text = "".join(text for _, text in sent_messages(server.requests[-1]))
     assert "question 2" in text
     assert "answer 2" in text
     assert run.result["completed"] is True
@@ -220,7 +220,7 @@ async def test_compaction_repeats_todo_list_after_summary(make_harness: MakeHarn
     history = [*text_turns(4, 1400), {"role": "user", "content": "plan"}, *listed, *text_turns(4, 1400)]
     run = await compacted(harness, server, history)
     assert run.event("context.compacted")["method"] == "summary"
-    text = "".join(text for _, text in sent(server.requests[-1]))
+    text = "".join(text for _, text in sent_messages(server.requests[-1]))
     assert text.index("SUMMARY: fox.") < text.index("feed the fox")
 
 
@@ -295,7 +295,7 @@ async def test_compacted_session_keeps_id_and_continues_from_summary(
     server.handler, server.script = None, [Reply(text="Next.")]
     await harness.run(None, "and now?", route=M, persist=True, session_id=SESSION)
     assert len(server.requests) == 1
-    assert sent(server.requests[0]) == [*((row.role, row.content) for row in rows), ("user", "and now?")]
+    assert sent_messages(server.requests[0]) == [*((row.role, row.content) for row in rows), ("user", "and now?")]
 
 
 async def test_transcript_is_unchanged_by_repeated_compaction(make_harness: MakeHarness, server: ModelServer) -> None:

@@ -25,7 +25,7 @@ from hermes.tools.framework.registry import Registry
 from run_agent import AIAgent
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
-from .harness import KEY, MODES, PROTOCOLS, QUIET, Json, check_laws, in_thread, nothing_left, sent, tool
+from .harness import KEY, MODES, PROTOCOLS, QUIET, Json, check_laws, in_thread, nothing_left, sent_messages, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 T = TypeVar("T")
@@ -140,7 +140,7 @@ async def test_turn_returns_answer_with_history(server: ModelServer, protocol: P
     result = await agent.arun_conversation("now", conversation_history=history)
     assert result["final_response"] == "Done."
     assert [m["content"] for m in result["messages"]] == ["before", "yes", "now", "Done."]
-    assert sent(server.requests[0]) == [("user", "before"), ("assistant", "yes"), ("user", "now")]
+    assert sent_messages(server.requests[0]) == [("user", "before"), ("assistant", "yes"), ("user", "now")]
     assert len(history) == 2
     assert result["session_id"] == agent.session_id
     assert (result["completed"], result["failed"], result["interrupted"], result["error"]) == (True, False, False, None)
@@ -195,7 +195,7 @@ async def test_turn_without_database_leaves_nothing(server: ModelServer) -> None
     agent = agent_for(server)
     first = await agent.arun_conversation("first")
     await agent.arun_conversation("second")
-    assert sent(server.requests[1]) == [("user", "second")]
+    assert sent_messages(server.requests[1]) == [("user", "second")]
     app = await current()
     assert await app.engine.get(first["run_id"]) is None
     assert await app.store.sessions.get_session(agent.session_id) is None
@@ -205,7 +205,7 @@ async def test_turn_with_database_uses_stored_history(server: ModelServer, datab
     server.script = [Reply(text="One."), Reply(text="Two.")]
     for message in ("first", "second"):
         await agent_for(server, session_id="mine", session_db=database).arun_conversation(message)
-    assert sent(server.requests[1]) == [("user", "first"), ("assistant", "One."), ("user", "second")]
+    assert sent_messages(server.requests[1]) == [("user", "first"), ("assistant", "One."), ("user", "second")]
     assert [row["content"] for row in database.get_messages("mine")] == ["first", "One.", "second", "Two."]
 
 
@@ -225,7 +225,7 @@ async def test_stand_in_database_is_only_asked_for_history(server: ModelServer) 
 
     server.script = [Reply(text="One.")]
     await agent_for(server, session_id="mine", session_db=StandIn()).arun_conversation("first")
-    assert sent(server.requests[0]) == [("user", "mine"), ("assistant", "Yes?"), ("user", "first")]
+    assert sent_messages(server.requests[0]) == [("user", "mine"), ("assistant", "Yes?"), ("user", "first")]
 
 
 async def test_ephemeral_system_prompt_comes_last(server: ModelServer) -> None:
@@ -553,7 +553,7 @@ async def test_steer_reports_whether_turn_is_running(server: ModelServer) -> Non
     assert agent.steer("nobody hears") is False
     result = await agent.arun_conversation("hi")
     assert results == [True]
-    assert "Only red ones." in sent(server.requests[1], "tool")[-1][1] + str(result["pending_steer"])
+    assert "Only red ones." in sent_messages(server.requests[1], "tool")[-1][1] + str(result["pending_steer"])
     assert agent.steer("too late") is False
 
 

@@ -20,7 +20,19 @@ from hermes.guards.secrets import Secrets
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
 from .conftest import MakeHarness
-from .harness import KEY, MODES, PROTOCOLS, CompletedRun, Harness, cut_after, nothing_left, schema, scripted, sent, tool
+from .harness import (
+    KEY,
+    MODES,
+    PROTOCOLS,
+    CompletedRun,
+    Harness,
+    cut_after,
+    nothing_left,
+    schema,
+    scripted,
+    sent_messages,
+    tool,
+)
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 OUTPUT_LIMIT = {"chat": "max_tokens", "responses": "max_output_tokens", "anthropic": "max_tokens"}
@@ -296,7 +308,7 @@ async def test_stream_lost_before_text_is_retried(
     assert run.result["final_response"] == run.text() == "Hello"
     assert run.actions() == ["reconnect"]
     assert run.event("model.retrying")["failure"] == "stream_lost"
-    assert sent(server.requests[1]) == [("user", "hi")]
+    assert sent_messages(server.requests[1]) == [("user", "hi")]
 
 
 @pytest.mark.usefixtures("quick")
@@ -351,7 +363,7 @@ async def test_continuation_request_carries_text_and_is_not_stored(
     server.handler = scripted(cut_after("the lazy", Reply(text=SENTENCE)), Reply(text=SENTENCE), Reply(text="Next."))
     spec = harness.spec(server, protocol=protocol, persist=True)
     await harness.carry_out(spec)
-    messages = sent(server.requests[1])
+    messages = sent_messages(server.requests[1])
     assert messages[:2] == [("user", "hi"), ("assistant", "The quick brown fox jumps over ")]
     assert [role for role, _ in messages[2:]] == ["user"]
     assert [(row.role, row.content) for row in await harness.rows(spec.session_id)] == [
@@ -364,7 +376,7 @@ async def test_continuation_uses_assistant_prefill_if_supported(harness: Harness
     server.handler = scripted(cut_after("the lazy", Reply(text=SENTENCE)), Reply(text=SENTENCE))
     run = await harness.run(server, protocol="anthropic", model="claude-3-5-haiku-latest")
     assert run.result["final_response"] == WHOLE
-    last_role, last_text = sent(server.requests[1])[-1]
+    last_role, last_text = sent_messages(server.requests[1])[-1]
     assert (last_role, last_text.rstrip()) == ("assistant", "The quick brown fox jumps over")
 
 
@@ -415,7 +427,7 @@ async def test_fallback_continues_same_message(harness: Harness, server: ModelSe
     assert run.actions() == ["continue"] * 3 + ["fallback"]
     assert run.result["final_response"] == run.text() == "".join(pieces)
     assert len({event["message_id"] for event in run.events_of("text.delta")}) == 1
-    assert ("assistant", "One. Two. Three. Four. ") in sent(other.requests[0])
+    assert ("assistant", "One. Two. Three. Four. ") in sent_messages(other.requests[0])
 
 
 @each_protocol
@@ -462,7 +474,7 @@ async def test_tool_call_cut_after_text_is_named_in_continuation(
     server.handler = scripted(cut_after("SECOND", HALF_CALL), HALF_CALL, Reply(text="Done."))
     run = await harness.run(server, protocol=protocol)
     assert run.result["final_response"] == "Done."
-    assert "look" in sent(server.requests[1])[-1][1]
+    assert "look" in sent_messages(server.requests[1])[-1][1]
     assert ran_tools == [{"a": "FIRSTSECOND"}]
     assert run.result["messages"][1]["content"] == "Let me look."
 
@@ -690,7 +702,7 @@ async def test_truncated_tool_call_is_retried_with_larger_limit(
     run = await harness.run(None, protocol=protocol)
     assert [r.body[OUTPUT_LIMIT[protocol]] for r in server.requests[:3]] == [100, 200, 400]
     assert run.actions() == ["raise_output", "raise_output", "nudge"]
-    assert sent(server.requests[3])[-1][0] == "user"
+    assert sent_messages(server.requests[3])[-1][0] == "user"
     assert ran_tools == [{"a": "short"}]
     assert run.result["final_response"] == "Done."
 
@@ -745,7 +757,7 @@ async def test_empty_answer_is_nudged_and_nudge_is_not_stored(
     run = await harness.run(server, protocol=protocol)
     assert run.actions() == ["nudge"]
     assert run.result["final_response"] == run.text() == "Here."
-    assert sent(server.requests[1])[-1][0] == "user"
+    assert sent_messages(server.requests[1])[-1][0] == "user"
     assert [(m["role"], m["content"]) for m in run.result["messages"]] == [("user", "hi"), ("assistant", "Here.")]
 
 
@@ -769,8 +781,8 @@ async def test_announced_but_missing_tool_call_is_retried(
     run = await harness.run(server, protocol=protocol)
     assert run.actions() == ["nudge"]
     assert run.event("model.retrying")["failure"] == "missing_call"
-    assert sent(server.requests[1])[-2][1].startswith("Let me look.")
-    assert sent(server.requests[1])[-1][0] == "user"
+    assert sent_messages(server.requests[1])[-2][1].startswith("Let me look.")
+    assert sent_messages(server.requests[1])[-1][0] == "user"
     assert calls == [{}]
     assert run.text() == "Let me look.Done."
     assert run.result["final_response"] == "Done."
@@ -1062,7 +1074,7 @@ async def test_lone_surrogate_in_message_is_sent(harness: Harness, server: Model
     server.script = [Reply(text="Done.")]
     run = await harness.run(server, "look: \ud83d!", persist=True)
     assert run.result["final_response"] == "Done."
-    assert sent(server.requests[0])[0][1].startswith("look: ")
+    assert sent_messages(server.requests[0])[0][1].startswith("look: ")
 
 
 async def test_duplicate_tool_call_ids_over_steps(harness: Harness, server: ModelServer) -> None:
@@ -1117,7 +1129,7 @@ async def test_rejected_image_is_replaced_by_note(
     server.handler = answer
     run = await harness.run(server, PICTURE, protocol=protocol)
     assert run.result["final_response"] == "I see no image."
-    (text,) = [text for role, text in sent(server.requests[-1]) if role == "user"]
+    (text,) = [text for role, text in sent_messages(server.requests[-1]) if role == "user"]
     assert text.startswith("What is this?") and "refused by the model's provider" in text
     (notice,) = run.events_of("notice")
     assert (notice["level"], notice["code"]) == ("warn", "image_rejected")

@@ -13,7 +13,7 @@ from hermes.tools import files
 from runs.test_resume import MESSAGE, SESSION, OrphanedRun
 from support.model_server import ModelServer, Reply
 
-from .harness import Harness, rebuilt, sent, stall_after
+from .harness import Harness, rebuilt, sent_messages, stall_after
 
 FILES = {"/w/a.png": "![a](data:)", "/w/b (1).pdf": "[b](/x)", "/w/c_": "[c](/y)"}
 
@@ -190,7 +190,7 @@ async def test_resumed_run_sends_media_tags_to_model(media_harness: Harness, ser
     await orphan.leave_text(f"See {IMAGE} and ")
     server.script = [Reply(text="See MEDIA:a.png and MEDIA:b.pdf")]
     events = await orphan.taken_up()
-    assert ("assistant", "See MEDIA:a.png and ") in sent(server.requests[0])
+    assert ("assistant", "See MEDIA:a.png and ") in sent_messages(server.requests[0])
     text = rebuilt(events)[MESSAGE]
     assert text.startswith(f"See {IMAGE} and [b.pdf](/api/sessions/{SESSION}/files/file_")
     assert (await media_harness.rows(SESSION))[-1].api_content == "See MEDIA:a.png and MEDIA:b.pdf"

@@ -18,7 +18,7 @@ from support.model_server import Call, ModelServer, Protocol, Reply, Request
 from support.wire import body_bytes
 
 from .conftest import MakeHarness
-from .harness import KEY, MODES, PROTOCOLS, QUIET, Harness, Json, cut_after, nothing_left, scripted, sent, tool
+from .harness import KEY, MODES, PROTOCOLS, QUIET, Harness, Json, cut_after, nothing_left, scripted, sent_messages, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 SESSION = "the-session"
@@ -373,7 +373,7 @@ async def test_faulty_message_is_replaced_by_note_in_unpersisted_run(
     assert [message["role"] for message in run.result["messages"]] == ["user", "assistant"] * 2
     server.script = [Reply(text="Fine.")]
     await harness.run(server, "next", history=run.result["messages"])
-    messages = sent(server.requests[-1])
+    messages = sent_messages(server.requests[-1])
     assert "POISON" not in body_of(server.requests[-1])
     assert (messages[0], messages[-1]) == (("user", "before"), ("user", "next"))
     assert [role for role, _ in messages] == ["user", "assistant", "user", "assistant", "user"]
@@ -407,5 +407,5 @@ async def test_whitespace_between_continuations_is_kept_with_prefill(
     server.handler = scripted(cut_after("- o", whole), Reply(text=f"{white}- one", continues=False))
     run = await harness.run(server, model="claude-sonnet-4-5")
     assert run.actions() == ["continue"]
-    assert sent(server.requests[1])[-1] == ("assistant", f"List:{white}")
+    assert sent_messages(server.requests[1])[-1] == ("assistant", f"List:{white}")
     assert run.result["final_response"] == run.text() == f"List:{white}{white}- one"

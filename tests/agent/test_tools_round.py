@@ -21,7 +21,7 @@ from support.gateway import until
 from support.model_server import Call, ModelServer, Protocol, Reply
 
 from .conftest import MakeHarness
-from .harness import KEY, PROTOCOLS, CompletedRun, Harness, Json, nothing_left, reading, schema, sent, tool
+from .harness import KEY, PROTOCOLS, CompletedRun, Harness, Json, nothing_left, reading, schema, sent_messages, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 SESSION = "the-session"
@@ -73,7 +73,7 @@ async def test_non_conflicting_calls_run_in_parallel_in_result_order(
     ids = [call["id"] for call in run.events_of("message.completed")[0]["tool_calls"]]
     assert [event["call_id"] for event in run.events_of("tool.finished")] == ids[::-1]
     assert run.tool_results() == [{"saw": "one"}, {"saw": "two"}]
-    text = "".join(text for _, text in sent(server.requests[1], "tool"))
+    text = "".join(text for _, text in sent_messages(server.requests[1], "tool"))
     assert text == '{"saw": "one"}{"saw": "two"}'
 
 
@@ -741,7 +741,7 @@ async def test_tool_calls_are_separated_for_any_numbering(harness: Harness, serv
 async def test_tool_result_is_sent_as_unicode(harness: Harness, server: ModelServer) -> None:
     harness.offer(tool("look", lambda _, __: {"saw": "Füchse 🦊"}))
     await one_round(harness, server, Call("look"))
-    assert sent(server.requests[1], "tool") == [("tool", '{"saw": "Füchse 🦊"}')]
+    assert sent_messages(server.requests[1], "tool") == [("tool", '{"saw": "Füchse 🦊"}')]
 
 
 async def test_tool_result_is_redacted_for_model_row_and_log(harness: Harness, server: ModelServer) -> None:

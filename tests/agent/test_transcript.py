@@ -15,7 +15,18 @@ from hermes.core.spec import RunSpec
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
 from .conftest import MakeHarness
-from .harness import PROTOCOLS, CompletedRun, Harness, Json, cut_after, nothing_left, scripted, sent, stall_after, tool
+from .harness import (
+    PROTOCOLS,
+    CompletedRun,
+    Harness,
+    Json,
+    cut_after,
+    nothing_left,
+    scripted,
+    sent_messages,
+    stall_after,
+    tool,
+)
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 SESSION = "the-session"
@@ -55,7 +66,7 @@ async def test_completed_turn_is_stored_and_sent_in_next_turn(
     ]
     assert first.result["final_response"] == "Done."
     second = await turn(harness, server, "and now?", protocol=protocol)
-    pairs = [pair for pair in sent(server.requests[2]) if pair[0] != "call"]
+    pairs = [pair for pair in sent_messages(server.requests[2]) if pair[0] != "call"]
     assert pairs == [
         ("user", "hi"),
         ("assistant", "Wait."),
@@ -103,7 +114,7 @@ async def test_client_supplied_history_is_used_unchanged(harness: Harness, serve
     server.script = [Reply(text="Done.")]
     history = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
     run = await harness.run(server, "now", history=history)
-    assert sent(server.requests[0]) == [("user", "before"), ("assistant", "yes"), ("user", "now")]
+    assert sent_messages(server.requests[0]) == [("user", "before"), ("assistant", "yes"), ("user", "now")]
     assert [m["content"] for m in run.result["messages"]] == ["before", "yes", "now", "Done."]
     assert history == [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
 
@@ -112,7 +123,7 @@ async def test_unpersisted_run_does_not_read_session(harness: Harness, server: M
     server.script = [Reply(text="One."), Reply(text="Two.")]
     await turn(harness, server)
     await harness.run(server, "apart", session_id=SESSION, persist=False, history=[])
-    assert sent(server.requests[1]) == [("user", "apart")]
+    assert sent_messages(server.requests[1]) == [("user", "apart")]
     assert len(await harness.rows(SESSION)) == 2
 
 
@@ -289,7 +300,7 @@ async def test_history_after_every_ending_is_well_formed(
     run = await turn(harness, server, "and now?", protocol=protocol)
     assert run.result["final_response"] == "Fine."
     request = server.requests[-1]
-    roles = [role for role, _ in sent(request) if role != "call"]
+    roles = [role for role, _ in sent_messages(request) if role != "call"]
     assert roles[0] == "user"
     assert roles[-1] == "user"
     assert [role for at, role in enumerate(roles) if at and role == roles[at - 1] == "user"] == []
@@ -318,7 +329,7 @@ async def test_history_after_failed_turn(harness: Harness, server: ModelServer, 
     server.script = [Reply(status=403, error="ZEBRA"), Reply(text="Fine.")]
     await turn(harness, server, "first", protocol=protocol)
     await turn(harness, server, "second", protocol=protocol)
-    assert sent(server.requests[1]) == [
+    assert sent_messages(server.requests[1]) == [
         ("user", "first"),
         ("assistant", failed("forbidden")),
         ("user", "second"),
@@ -359,14 +370,18 @@ async def test_poisonous_message_does_not_fail_next_turn(
     assert "\n" not in row.api_content
     second = await turn(harness, server, "and now?")
     assert second.result["final_response"] == "Fine."
-    assert sent(server.requests[-1]) == [("user", row.api_content), ("assistant", failed(kind)), ("user", "and now?")]
+    assert sent_messages(server.requests[-1]) == [
+        ("user", row.api_content),
+        ("assistant", failed(kind)),
+        ("user", "and now?"),
+    ]
 
 
 async def test_innocent_message_is_resent_after_failure(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(status=401), Reply(text="Fine.")]
     await turn(harness, server, "hello")
     await turn(harness, server, "and now?")
-    assert sent(server.requests[1])[0] == ("user", "hello")
+    assert sent_messages(server.requests[1])[0] == ("user", "hello")
 
 
 async def test_unpersisted_result_includes_synthetic_rows(harness: Harness, server: ModelServer) -> None:
@@ -384,7 +399,7 @@ async def test_continued_answer_is_one_row(harness: Harness, server: ModelServer
     server.handler = scripted(cut_after("the lazy", Reply(text=text)), Reply(text=text), Reply(text="Fine."))
     await turn(harness, server)
     await turn(harness, server, "and now?")
-    assert sent(server.requests[2]) == [("user", "hi"), ("assistant", "".join(text)), ("user", "and now?")]
+    assert sent_messages(server.requests[2]) == [("user", "hi"), ("assistant", "".join(text)), ("user", "and now?")]
 
 
 # ---- the prompt of a session
@@ -542,7 +557,9 @@ def test_stored_spec_has_no_credentials() -> None:
 async def titled(make_harness: MakeHarness, server: ModelServer, title: str) -> tuple[Harness, str]:
     """The title that a model's proposal becomes."""
     harness = make_harness({"auxiliary": {"title_generation": {"enabled": True}}})
-    server.handler = lambda r: Reply(text="Done.", continues=False) if sent(r)[-1][1] == "hi" else Reply(text=title)
+    server.handler = lambda r: (
+        Reply(text="Done.", continues=False) if sent_messages(r)[-1][1] == "hi" else Reply(text=title)
+    )
     await turn(harness, server, kind="session")
     await server.until(lambda: len(server.requests) >= 2)
     await nothing_left(server)

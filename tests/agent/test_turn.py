@@ -12,7 +12,7 @@ from hermes.core.spec import RouteChoice
 from support.model_server import Call, ModelServer, Protocol, Reply
 
 from .conftest import MakeHarness
-from .harness import KEY, MODES, PROTOCOLS, Harness, rebuilt, sent, tool
+from .harness import KEY, MODES, PROTOCOLS, Harness, rebuilt, sent_messages, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 
@@ -265,7 +265,7 @@ async def test_next_step_includes_call_and_result(harness: Harness, server: Mode
     harness.offer(tool("look"))
     server.script = [Reply(text="Wait.", tool_calls=[Call("look", {"a": "x"})]), Reply(text="Done.")]
     await harness.run(server, protocol=protocol)
-    messages = sent(server.requests[1])
+    messages = sent_messages(server.requests[1])
     assert messages[0] == ("user", "hi")
     assert ("assistant", "Wait.") in messages
     assert messages[-1] == ("tool", '{"echo": {"a": "x"}}')

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.conftest import MakeHarness
-from agent.harness import PROTOCOLS, CompletedRun, Harness, Json, Running, nothing_left, reading, sent, tool
+from agent.harness import PROTOCOLS, CompletedRun, Harness, Json, Running, nothing_left, reading, sent_messages, tool
 from hermes.core.spec import Control
 from hermes.tools import clarify, memory
 from hermes.tools.framework import round as tool_round
@@ -299,7 +299,7 @@ async def steered(harness: Harness, server: ModelServer, *texts: str) -> Complet
 
 async def test_steer_is_appended_to_next_tool_result(harness: Harness, server: ModelServer) -> None:
     run = await steered(harness, server, "Only red ones.")
-    result_text = sent(server.requests[1], "tool")[-1][1]
+    result_text = sent_messages(server.requests[1], "tool")[-1][1]
     assert result_text.startswith('{"saw": "a fox"}')
     assert "Only red ones." in result_text
     assert result_text != '{"saw": "a fox"}Only red ones.'
@@ -314,12 +314,12 @@ async def test_steered_tool_result_is_replayed_in_next_turn(harness: Harness, se
     run = await steered(harness, server, "Only red ones.")
     server.script = [Reply(text="Again.")]
     await harness.run(server, "and now?", persist=True, session_id=run.spec.session_id)
-    assert sent(server.requests[2], "tool") == sent(server.requests[1], "tool")
+    assert sent_messages(server.requests[2], "tool") == sent_messages(server.requests[1], "tool")
 
 
 async def test_several_steers_are_all_applied(harness: Harness, server: ModelServer) -> None:
     run = await steered(harness, server, "Only red ones.", "And quickly.")
-    result_text = sent(server.requests[1], "tool")[-1][1]
+    result_text = sent_messages(server.requests[1], "tool")[-1][1]
     assert result_text.index("Only red ones.") < result_text.index("And quickly.")
     assert [i for event in run.events_of("steer.applied") for i in event["steer_ids"]] == ["st0", "st1"]
 
@@ -362,7 +362,7 @@ async def test_steer_during_model_output_waits_for_next_round(harness: Harness, 
     await running.wait_for("text.delta")
     await running.control("steer", text="Only red ones.")
     await running.end()
-    assert "Only red ones." in sent(server.requests[1], "tool")[-1][1]
+    assert "Only red ones." in sent_messages(server.requests[1], "tool")[-1][1]
 
 
 async def test_unapplied_steer_is_returned_as_pending_steer(harness: Harness, server: ModelServer) -> None:
@@ -503,7 +503,7 @@ async def test_interrupted_tool_round_has_result_for_every_call(
     assert "tea" in messages[3]["content"]
     again = await harness.run(server, "next", protocol, history=messages)
     assert again.result["completed"] is True
-    results = "".join(text for role, text in sent(server.requests[-1]) if role == "tool")
+    results = "".join(text for role, text in sent_messages(server.requests[-1]) if role == "tool")
     assert results.count("interrupted") == 2
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.conftest import MakeHarness
-from agent.harness import QUIET, Harness, Json, nothing_left, sent, tool
+from agent.harness import QUIET, Harness, Json, nothing_left, sent_messages, tool
 from hermes.app import App
 from hermes.core.spec import Control, RunSpec
 from hermes.runs import leases as leases_module
@@ -76,7 +76,7 @@ async def test_queued_turns_run_in_order_of_arrival(harness: Harness, server: Mo
     wanted: list[tuple[str, str]] = []
     for number, request in enumerate(server.requests):
         wanted.append(("user", f"turn {number}"))
-        assert sent(request) == wanted
+        assert sent_messages(request) == wanted
         wanted.append(("assistant", f"Answer {number + 1}."))
 
 
@@ -243,7 +243,7 @@ async def test_turns_of_same_session_never_overlap_across_engines(
     gate.open.set()
     await asyncio.gather(first, second)
     assert gate.most == 1
-    assert sent(server.requests[1]) == [("user", "first"), ("assistant", "Answer 1."), ("user", "second")]
+    assert sent_messages(server.requests[1]) == [("user", "first"), ("assistant", "Answer 1."), ("user", "second")]
 
 
 async def test_lost_lease_prevents_further_writes(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.harness import FINAL, Harness, Json, nothing_left, sent, tool
+from agent.harness import FINAL, Harness, Json, nothing_left, sent_messages, tool
 from hermes.agent.step import ModelStep
 from hermes.core.spec import Control
 from hermes.runs import leases as leases_module
@@ -231,7 +231,7 @@ async def test_session_continues_after_malformed_request(harness: Harness, serve
     await harness.run(server, [{"type": "file", "file": {"name": "x"}}], persist=True, session_id=SESSION)
     run = await harness.run(server, "again", persist=True, session_id=SESSION)
     assert run.result["final_response"] == "Done."
-    assert [role for role, _ in sent(server.requests[-1])] == ["user", "assistant", "user"]
+    assert [role for role, _ in sent_messages(server.requests[-1])] == ["user", "assistant", "user"]
 
 
 async def test_unreadable_memory_does_not_prevent_answer(harness: Harness, server: ModelServer) -> None:
@@ -276,7 +276,7 @@ async def test_crash_in_agent_loop_leaves_complete_transcript_and_one_end(
     server.script = [Reply(text="Fine.")]
     run = await harness.run(server, "again", persist=True, session_id=SESSION)
     assert run.result["final_response"] == "Fine."
-    assert [role for role, _ in sent(server.requests[-1])] == [*(role for role, _ in wanted), "user"]
+    assert [role for role, _ in sent_messages(server.requests[-1])] == [*(role for role, _ in wanted), "user"]
 
 
 # ---- stores of leases that fail

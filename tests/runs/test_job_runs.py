@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.conftest import MakeHarness
-from agent.harness import CompletedRun, Harness, sent
+from agent.harness import CompletedRun, Harness, sent_messages
 from hermes.core.spec import Control
 from hermes.core.text import own_text_of, text_of
 from hermes.runs.jobs import spec_of
@@ -36,7 +36,7 @@ async def run_job(plan: Plan, job: Any, **changes: Any) -> CompletedRun:
 
 
 def prompts(plan: Plan, at: int = -1) -> list[str]:
-    return [text for role, text in sent(plan.server.requests[at]) if role == "user"]
+    return [text for role, text in sent_messages(plan.server.requests[at]) if role == "user"]
 
 
 async def test_job_script_runs_first_and_its_output_is_model_input(plan: Plan) -> None:

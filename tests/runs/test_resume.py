@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agent.harness import Harness, check_laws, reading, sent, tool
+from agent.harness import Harness, check_laws, reading, sent_messages, tool
 from hermes.core.events import Cuts, Event
 from hermes.core.home import Home
 from hermes.core.spec import Control
@@ -130,7 +130,7 @@ async def test_resume_of_run_without_model_call(harness: Harness, server: ModelS
     [resumed] = of(events, "run.resumed")
     assert (resumed["reason"], resumed["cut"], resumed["repeated"], resumed["unknown"]) == ("crash", {}, [], [])
     assert await rows_of(harness) == [("user", "do it"), ("assistant", "Done.")]
-    assert sent(server.requests[0]) == [("user", "do it")]
+    assert sent_messages(server.requests[0]) == [("user", "do it")]
 
 
 async def test_resume_keeps_client_supplied_history(harness: Harness, server: ModelServer) -> None:
@@ -141,7 +141,7 @@ async def test_resume_keeps_client_supplied_history(harness: Harness, server: Mo
     brought = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     orphan = await OrphanedRun(harness, server, history=brought, base_id=SESSION, verbatim=True).begin()
     await orphan.taken_up()
-    assert sent(server.requests[0]) == [("user", "a"), ("assistant", "b"), ("user", "do it")]
+    assert sent_messages(server.requests[0]) == [("user", "a"), ("assistant", "b"), ("user", "do it")]
 
 
 async def test_resume_continues_sequence_at_next_round_number(harness: Harness, server: ModelServer) -> None:
@@ -197,7 +197,7 @@ async def test_resume_after_power_loss_reuses_no_sequence_numbers(
     assert warning["cut"] == {MESSAGE: 9}
 
 
-async def going_on(harness: Harness, server: ModelServer, verbatim: bool) -> OrphanedRun:
+async def continued_run(harness: Harness, server: ModelServer, verbatim: bool) -> OrphanedRun:
     """A run that goes on with the last message of its session."""
     messages = [{"role": "user", "content": "a story"}, {"role": "assistant", "content": "Once upon a "}]
     await harness.app.store.sessions.create_session(SESSION, "api_server")
@@ -216,11 +216,11 @@ async def going_on(harness: Harness, server: ModelServer, verbatim: bool) -> Orp
 @pytest.mark.parametrize("verbatim", [True, False])
 async def test_resume_of_resumed_message(harness: Harness, server: ModelServer, verbatim: bool) -> None:
     server.script = [Reply(text="me.", continues=False)]
-    orphan = await going_on(harness, server, verbatim)
+    orphan = await continued_run(harness, server, verbatim)
     await orphan.ask()
     await orphan.leave_text("ti")
     await orphan.taken_up()
-    assert sent(server.requests[0])[:2] == [("user", "a story"), ("assistant", "Once upon a ti")]
+    assert sent_messages(server.requests[0])[:2] == [("user", "a story"), ("assistant", "Once upon a ti")]
     assert await rows_of(harness) == [("user", "a story"), ("assistant", "Once upon a time.")]
 
 
@@ -231,11 +231,11 @@ async def test_resume_runs_tool_calls_of_continued_message(
     call_ids: list[str] = []
     harness.offer(tool("act", lambda ctx, args: call_ids.append(ctx.call_id) or {"ok": True}))
     server.script = [Reply(text="The end.")]
-    orphan = await going_on(harness, server, verbatim)
+    orphan = await continued_run(harness, server, verbatim)
     await orphan.say("time.", calls=[Call("act", {"a": "1"}, id="c1")], continues=True)
     await orphan.taken_up()
     assert call_ids == ["c1"]
-    assert sent(server.requests[0])[:2] == [("user", "a story"), ("assistant", "Once upon a time.")]
+    assert sent_messages(server.requests[0])[:2] == [("user", "a story"), ("assistant", "Once upon a time.")]
     expected = [
         ("user", "a story"),
         ("assistant", "Once upon a time."),

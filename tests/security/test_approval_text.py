@@ -25,10 +25,10 @@ PATTERNS = [
 
 async def asked_about(tool_session: ToolSession, command: str) -> Json:
     """The request for approval of a command that is then refused."""
-    under_way = await tool_session.begin(Call("terminal", {"command": command}), answerable=True)
-    event = await under_way.wait_for("approval.requested")
-    await under_way.control("approve", id=event["approval_id"], choice="deny")
-    await under_way.end(SURELY_S)
+    active_run = await tool_session.begin(Call("terminal", {"command": command}), answerable=True)
+    event = await active_run.wait_for("approval.requested")
+    await active_run.control("approve", id=event["approval_id"], choice="deny")
+    await active_run.end(SURELY_S)
     return event
 
 

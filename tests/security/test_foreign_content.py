@@ -51,11 +51,11 @@ class WebHarness:
             self.stage.servers |= {WORLD: port, ELSEWHERE: port}
             self.server.script = [*(Reply(tool_calls=[call]) for call in calls), Reply(text="Done.")]
             spec = self.harness.spec(self.server, message, answerable=bool(choice), **fields)
-            under_way = await self.harness.begin(spec)
+            active_run = await self.harness.begin(spec)
             if choice:
-                event = await under_way.wait_for("approval.requested")
-                await under_way.control("approve", id=event["approval_id"], choice=choice)
-            return await under_way.end(SURELY_S)
+                event = await active_run.wait_for("approval.requested")
+                await active_run.control("approve", id=event["approval_id"], choice=choice)
+            return await active_run.end(SURELY_S)
 
 
 def answers(run: CompletedRun) -> list[Json]:

@@ -40,16 +40,16 @@ class Session:
 
     async def begin(self, call: Call = WAITING, **fields: Any) -> Running:
         """A turn whose command has begun to run."""
-        under_way = await self.tool_session.begin(call, **{"answerable": True, **fields})
+        active_run = await self.tool_session.begin(call, **{"answerable": True, **fields})
         async with asyncio.timeout(SURELY_S):
             while not (self.tool_session.workspace / "begun").exists():
                 await asyncio.sleep(0.01)
-        return under_way
+        return active_run
 
-    async def end(self, under_way: Running) -> tuple[Json, list[Json]]:
+    async def end(self, active_run: Running) -> tuple[Json, list[Json]]:
         """The answer to the call, and the questions that were asked."""
         (self.tool_session.workspace / "go").touch()
-        run = await under_way.end(SURELY_S)
+        run = await active_run.end(SURELY_S)
         [answer] = run.tool_results()
         return answer, run.events_of("approval.requested")
 
@@ -84,19 +84,19 @@ class Session:
                     await task
 
 
-async def question(under_way: Running, count: int = 1) -> Json:
+async def question(active_run: Running, count: int = 1) -> Json:
     """The question that was asked last, once there are so many."""
 
     def approval_requests(events: list[Json]) -> list[Json]:
         requests = [event for event in events if event["type"] == "approval.requested"]
         return requests if len(requests) >= count else []
 
-    return (await under_way.until(approval_requests, SURELY_S))[-1]  # type: ignore[no-any-return]
+    return (await active_run.until(approval_requests, SURELY_S))[-1]  # type: ignore[no-any-return]
 
 
-async def answer_with(under_way: Running, choice: str, count: int = 1) -> Json:
-    request = await question(under_way, count)
-    assert await under_way.control("approve", id=request["approval_id"], choice=choice) == "applied"
+async def answer_with(active_run: Running, choice: str, count: int = 1) -> Json:
+    request = await question(active_run, count)
+    assert await active_run.control("approve", id=request["approval_id"], choice=choice) == "applied"
     return request
 
 
@@ -108,29 +108,29 @@ async def test_host_approval_while_command_waits(
     make_harness: MakeHarness, server: ModelServer, choice: str, status: int, later_questions: int
 ) -> None:
     session = Session(make_harness, server)
-    under_way = await session.begin()
+    active_run = await session.begin()
     async with session.client() as get:
         first = asyncio.create_task(get())
-        request = await answer_with(under_way, choice)
+        request = await answer_with(active_run, choice)
         assert (request["kind"], request["subject"]) == ("network", "page.test")
         assert request["choices"] == ["once", "session", "always", "deny"]
-        call_id = next(event["call_id"] for event in under_way.events if event["type"] == "tool.started")
+        call_id = next(event["call_id"] for event in active_run.events if event["type"] == "tool.started")
         assert request["call_id"] == call_id
         assert (await first)[0] == status
         # The same call is not asked about the same host again, whatever the answer was.
         assert (await get())[0] == status
-        answer, questions = await session.end(under_way)
+        answer, questions = await session.end(active_run)
         assert len(questions) == 1
         assert answer["exit_code"] == 3 and answer.get("hint", "") == (NOT_GRANTED if status == 403 else "")
 
-        under_way = await session.begin()
+        active_run = await session.begin()
         if later_questions:
             again = asyncio.create_task(get())
-            await answer_with(under_way, "once")
+            await answer_with(active_run, "once")
             assert (await again)[0] == 200
         else:
             assert await get() == (200, "page")
-        _, questions = await session.end(under_way)
+        _, questions = await session.end(active_run)
         assert len(questions) == later_questions
     assert load(session.tool_session.harness.home).terminal.allowed_hosts == (
         ["page.test"] if choice == "always" else []
@@ -139,18 +139,18 @@ async def test_host_approval_while_command_waits(
 
 async def test_connections_to_same_host_share_one_approval(make_harness: MakeHarness, server: ModelServer) -> None:
     session = Session(make_harness, server)
-    under_way = await session.begin()
+    active_run = await session.begin()
     async with session.client() as get:
         gets = [asyncio.create_task(get()) for _ in range(5)]
         request_task = asyncio.create_task(get())
-        await question(under_way)
+        await question(active_run)
         request_task.cancel()  # one that gives up does not end the question of the others
-        await answer_with(under_way, "once")
+        await answer_with(active_run, "once")
         assert await asyncio.gather(*gets) == [(200, "page")] * 5
         other = asyncio.create_task(get("other.test"))
-        assert (await answer_with(under_way, "deny", 2))["subject"] == "other.test"
+        assert (await answer_with(active_run, "deny", 2))["subject"] == "other.test"
         assert (await other)[0] == 403
-    assert len((await session.end(under_way))[1]) == 2
+    assert len((await session.end(active_run))[1]) == 2
 
 
 @pytest.mark.parametrize(
@@ -166,44 +166,44 @@ async def test_unattended_session_reaches_only_configured_hosts(
     make_harness: MakeHarness, server: ModelServer, settings: Json, statuses: dict[str, int]
 ) -> None:
     session = Session(make_harness, server, terminal=settings)
-    under_way = await session.begin(answerable=False)
+    active_run = await session.begin(answerable=False)
     async with session.client() as get:
         assert {host: (await get(host))[0] for host in statuses} == statuses
-    _, questions = await session.end(under_way)
+    _, questions = await session.end(active_run)
     assert questions == []
 
 
 async def test_network_grant_excludes_private_addresses(make_harness: MakeHarness, server: ModelServer) -> None:
     session = Session(make_harness, server, terminal={"network": True})
     session.stage.answers["page.test"] = [["127.0.0.1"]]
-    under_way = await session.begin()
+    active_run = await session.begin()
     async with session.client() as get:
         assert await get() == (403, "Hermes: host page.test is refused by the rule 'loopback'.")
-    await session.end(under_way)
+    await session.end(active_run)
 
 
 async def test_background_process_between_turns_uses_existing_grants(
     make_harness: MakeHarness, server: ModelServer
 ) -> None:
     session = Session(make_harness, server)
-    under_way = await session.begin()
+    active_run = await session.begin()
     async with session.client() as get:
         first = asyncio.create_task(get())
-        await answer_with(under_way, "session")
+        await answer_with(active_run, "session")
         await first
-        await session.end(under_way)
+        await session.end(active_run)
         assert await get() == (200, "page")
         assert (await get("other.test"))[0] == 403
 
 
 async def test_host_approval_ends_with_its_call(make_harness: MakeHarness, server: ModelServer) -> None:
     session = Session(make_harness, server)
-    under_way = await session.begin()
+    active_run = await session.begin()
     async with session.client() as get:
         waiting = asyncio.create_task(get())
-        await question(under_way)
+        await question(active_run)
         (session.tool_session.workspace / "go").touch()
-        run = await under_way.end(SURELY_S)
+        run = await active_run.end(SURELY_S)
         assert (await waiting)[0] == 403
     [resolved] = run.events_of("approval.resolved")
     assert (resolved["choice"], resolved["by"]) == ("deny", "interrupt")
@@ -213,24 +213,24 @@ async def test_waiting_for_background_process_can_ask_for_hosts(make_harness: Ma
     session = Session(make_harness, server)
     started = await session.tool_session.call("terminal", {**WAITING.arguments, "background": True})
     wait = Call("process", {"action": "wait", "session_id": started["session_id"], "timeout": SURELY_S})
-    under_way = await session.begin(wait)
-    await under_way.wait_for("tool.started")
+    active_run = await session.begin(wait)
+    await active_run.wait_for("tool.started")
     async with session.client() as get:
         async with asyncio.timeout(SURELY_S):
             while not session.hosts._calls:
                 await asyncio.sleep(0.01)
         first = asyncio.create_task(get())
-        await answer_with(under_way, "once")
+        await answer_with(active_run, "once")
         assert (await first)[0] == 200
-    answer, _ = await session.end(under_way)
+    answer, _ = await session.end(active_run)
     assert answer["exit_code"] == 3
 
 
 async def test_approvals_off_are_recorded_once_per_host(make_harness: MakeHarness, server: ModelServer) -> None:
     session = Session(make_harness, server, approvals={"mode": "off"})
-    under_way = await session.begin(answerable=False)
+    active_run = await session.begin(answerable=False)
     async with session.client() as get:
         assert [(await get())[0] for _ in range(3)] == [200] * 3
     (session.tool_session.workspace / "go").touch()
-    run = await under_way.end(SURELY_S)
+    run = await active_run.end(SURELY_S)
     assert [(event["choice"], event["by"]) for event in run.events_of("approval.resolved")].count(("once", "rule")) == 1

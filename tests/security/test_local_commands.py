@@ -53,10 +53,10 @@ def test_command_that_may_change_something(command: str) -> None:
 
 
 async def under_way_answered(tool_session: ToolSession, command: str, choice: str) -> Json:
-    under_way = await tool_session.begin(Call("terminal", {"command": command}), answerable=True)
-    request = await under_way.wait_for("approval.requested")
-    await under_way.control("approve", id=request["approval_id"], choice=choice)
-    await under_way.end(SURELY_S)
+    active_run = await tool_session.begin(Call("terminal", {"command": command}), answerable=True)
+    request = await active_run.wait_for("approval.requested")
+    await active_run.control("approve", id=request["approval_id"], choice=choice)
+    await active_run.end(SURELY_S)
     return request
 
 

@@ -152,11 +152,13 @@ async def test_write_grant_restores_quarantined_file(
     make_harness: MakeHarness, server: ModelServer, choice: str
 ) -> None:
     tool_session = ToolSession(make_harness, server, "bubblewrap")
-    under_way = await tool_session.begin(Call("terminal", {"command": "echo planted > AGENTS.md"}), answerable=True)
-    [request] = await under_way.until(lambda events: [e for e in events if e["type"] == "approval.requested"], SURELY_S)
+    active_run = await tool_session.begin(Call("terminal", {"command": "echo planted > AGENTS.md"}), answerable=True)
+    [request] = await active_run.until(
+        lambda events: [e for e in events if e["type"] == "approval.requested"], SURELY_S
+    )
     assert request["kind"] == "write" and str(tool_session.workspace / "AGENTS.md") in request["subject"]
-    await under_way.control("approve", id=request["approval_id"], choice=choice)
-    [answer] = (await under_way.end(SURELY_S)).tool_results()
+    await active_run.control("approve", id=request["approval_id"], choice=choice)
+    [answer] = (await active_run.end(SURELY_S)).tool_results()
     assert (tool_session.workspace / "AGENTS.md").exists() is (choice == "session")
     assert ("set_aside" in answer) is (choice == "deny")
     if choice == "session":
@@ -251,12 +253,12 @@ async def test_reserved_file_watch_cannot_be_evaded(tool_session: ToolSession, t
 
 async def test_user_replacing_protected_file_ends_commands(tool_session: ToolSession) -> None:
     subprocess.run(MAKE, shell=True, cwd=tool_session.workspace, check=True, capture_output=True)
-    under_way = await tool_session.begin(Call("terminal", {"command": "touch begun; sleep 100"}))
+    active_run = await tool_session.begin(Call("terminal", {"command": "touch begun; sleep 100"}))
     async with asyncio.timeout(SURELY_S):
         while not (tool_session.workspace / "begun").exists():
             await asyncio.sleep(0.01)
     subprocess.run(["git", "remote", "add", "mine", "https://example.test/x"], cwd=tool_session.workspace, check=True)
-    [answer] = (await under_way.end(SURELY_S)).tool_results()
+    [answer] = (await active_run.end(SURELY_S)).tool_results()
     assert answer["status"] == "interrupted" and ".git/config" in answer["error"]
     assert "mine" in (tool_session.workspace / ".git/config").read_text()
     assert (await tool_session.sh("git remote; echo x > .git/config"))["output"].startswith("mine\n")

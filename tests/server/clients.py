@@ -107,7 +107,7 @@ def function(name: str, **properties: Json) -> Json:
     return {"type": "function", "function": {"name": name, "description": f"Does {name}.", "parameters": parameters}}
 
 
-def flat(tool: Json) -> Json:
+def responses_tool(tool: Json) -> Json:
     """The same in the form of Responses."""
     return {"type": "function", **tool["function"]}
 
@@ -216,7 +216,7 @@ def check_stream_headers(headers: Mapping[str, str]) -> None:
 
 
 @dataclass
-class RawAnswer:
+class RawResponse:
     """A response read from a bare socket."""
 
     status: int
@@ -228,7 +228,7 @@ class RawAnswer:
         return json.loads(self.body)
 
 
-class Wire:
+class RawConnection:
     """A connection whose every byte the test decides about."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -262,7 +262,7 @@ class Wire:
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         await self.send("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
 
-    async def head(self, timeout: float = 30.0) -> RawAnswer:
+    async def head(self, timeout: float = 30.0) -> RawResponse:
         """Status and headers of the next answer."""
         async with asyncio.timeout(timeout):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -270,9 +270,9 @@ class Wire:
         pairs = [line.split(": ", 1) for line in lines]
         names = [name.lower() for name, _ in pairs]
         assert len(names) == len(set(names)), f"a header twice: {head}"
-        return RawAnswer(int(first.split(" ")[1]), dict(pairs))
+        return RawResponse(int(first.split(" ")[1]), dict(pairs))
 
-    async def answer(self, timeout: float = 30.0) -> RawAnswer:
+    async def answer(self, timeout: float = 30.0) -> RawResponse:
         """The next answer whole, by its length."""
         response = await self.head(timeout)
         length = next(value for name, value in response.headers.items() if name.lower() == "content-length")
@@ -314,15 +314,15 @@ class HeldModel(ModelServer):
         self._gate = asyncio.Semaphore(0)
         self._open = False
 
-    def let(self, pieces: int = 1) -> None:
+    def release(self, pieces: int = 1) -> None:
         """Let so many pieces go."""
         for _ in range(pieces):
             self._gate.release()
 
-    def let_all(self) -> None:
+    def release_all(self) -> None:
         """Hold nothing back any more."""
         self._open = True
-        self.let(1000)
+        self.release(1000)
 
     @property
     def settings(self) -> Json:
@@ -366,7 +366,7 @@ async def pieces(response: aiohttp.ClientResponse) -> AsyncIterator[Frame]:
             return
 
 
-def sent(request: Request, *roles: str) -> list[tuple[str, str]]:
+def sent_messages(request: Request, *roles: str) -> list[tuple[str, str]]:
     """A provider request's messages as pairs of role and text, without the instructions."""
     return [
         (turn.role, turn.text) for turn in request.turns if turn.role != "system" and (not roles or turn.role in roles)

@@ -10,7 +10,7 @@ import pytest
 
 from support.model_server import Reply
 
-from .clients import RawAnswer, Wire, check_envelope, check_headers, read_json, user
+from .clients import RawConnection, RawResponse, check_envelope, check_headers, read_json, user
 from .conftest import Api, Start
 
 ROUNDS = 200
@@ -43,7 +43,7 @@ def spoilt(data: bytes, luck: random.Random) -> bytes:
     return bytes(mutated)
 
 
-async def first_answer(wire: Wire) -> RawAnswer | None:
+async def first_answer(wire: RawConnection) -> RawResponse | None:
     """The first answer on the connection but for «go on»; None when the server closed without one."""
     try:
         answer = await wire.head(timeout=20)
@@ -68,7 +68,7 @@ async def test_random_bytes_do_not_break_server(start: Start, monkeypatch: pytes
 
 
 async def send_bytes(api: Api, data: bytes) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(data)
         answer = await first_answer(wire)
     assert answer is not None, f"no answer to {data!r}"
@@ -83,7 +83,7 @@ async def send_bytes(api: Api, data: bytes) -> None:
 
 async def test_request_may_arrive_byte_by_byte(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         for byte in request(api.client.headers["Authorization"]):
             await wire.send(bytes([byte]))
         answer = await wire.answer()
@@ -92,7 +92,7 @@ async def test_request_may_arrive_byte_by_byte(api: Api) -> None:
 
 async def test_pipelined_requests_are_answered_in_order(api: Api) -> None:
     api.model.script = [Reply(text=f"answer {number}", continues=False) for number in range(3)]
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(request(api.client.headers["Authorization"]) * 3)
         contents = [(await wire.answer()).json["choices"][0]["message"]["content"] for _ in range(3)]
     assert contents == ["answer 0", "answer 1", "answer 2"]
@@ -103,7 +103,7 @@ async def test_expect_100_continue(start: Start) -> None:
     key = api.client.headers["Authorization"]
     body = json.dumps(user("hi")).encode()
     for length, statuses in ((len(body), [100, 200]), (10_000_000, [100, 413])):
-        async with await Wire.open(api.url) as wire:
+        async with await RawConnection.open(api.url) as wire:
             head = (
                 f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: {length}\r\n"
             )
@@ -120,7 +120,7 @@ async def test_request_smuggled_in_body_is_not_served(api: Api) -> None:
     """A body that is refused must not be read as the next request."""
     inner = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(inner)
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(head + inner)
         assert (await wire.answer()).status == 401
         wire.writer.write_eof()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.model_server import Reply
 
-from .clients import Json, check_envelope, check_headers, flat, function
+from .clients import Json, check_envelope, check_headers, function, responses_tool
 from .conftest import Api, Start
 
 # What may be answered with a status of the server's fault, though the request is at fault or a part is switched off.
@@ -79,7 +79,7 @@ ROUTES: list[tuple[str, str, Json]] = [
     }),
     ("POST", "/v1/responses", {
         "input": ITEMS, "instructions": "x", "conversation": {"id": "kitchen"}, "truncation": "auto",
-        "tools": [flat(function("lamp"))], "tool_choice": {"type": "allowed_tools", "tools": [], "mode": "auto"},
+        "tools": [responses_tool(function("lamp"))], "tool_choice": {"type": "allowed_tools", "tools": [], "mode": "auto"},
         "text": {"format": {"type": "text"}, "verbosity": "low"}, "reasoning": {"effort": "low", "summary": "auto"},
         "include": ["reasoning.encrypted_content"], "store": True, "max_tool_calls": 3, "temperature": 0.5,
         "conversation_history": [{"role": "user", "content": "x"}], "metadata": {"a": "b"},

@@ -14,7 +14,7 @@ from aiohttp.web_protocol import RequestHandler
 from support.model_server import Reply, Request
 from support.wire import stream_parts
 
-from .clients import Frame, HeldModel, Json, Wire, frame
+from .clients import Frame, HeldModel, Json, RawConnection, frame
 from .conftest import Start
 
 DELTAS = 50_000
@@ -109,7 +109,7 @@ async def test_slow_reader_backpressure_loses_nothing(start: Start, path: str, b
         # What such a turn itself needs is not what this is about.
         await api.ask("warm up")
         key = api.client.headers["Authorization"]
-        async with await Wire.open(api.url, receive_buffer=8192) as wire:
+        async with await RawConnection.open(api.url, receive_buffer=8192) as wire:
             await wire.request("POST", path, body, Authorization=key)
             await wire.head()
             await model.wait_for_request(2)

@@ -11,7 +11,7 @@ import pytest
 
 from support.model_server import Reply
 
-from .clients import Json, Wire, check_envelope, check_headers, read_error, read_json, sent, user
+from .clients import Json, RawConnection, check_envelope, check_headers, read_error, read_json, sent_messages, user
 from .conftest import Api, Start
 from .wrong import ASK, BY_ID, CHAT, ODD_IDS, RESPONSES, RUNS, SESSIONS, WRONG_CHAT, WRONG_ELSEWHERE, WRONG_RESPONSES
 
@@ -65,7 +65,7 @@ async def test_lone_surrogate_is_replaced(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with api.post(CHAT, data=b'{"messages": [{"role": "user", "content": "a\\ud800b"}]}') as response:
         await read_json(response)
-    assert sent(api.model.requests[0]) == [("user", "a\ufffdb")]
+    assert sent_messages(api.model.requests[0]) == [("user", "a\ufffdb")]
 
 
 STREAM_FLAGS = [
@@ -149,7 +149,7 @@ async def test_invalid_header_is_400(api: Api, subtests: pytest.Subtests) -> Non
 
 @pytest.mark.parametrize("value", [b"a\x01b", b"a\tb", b"a\x7fb"])
 async def test_control_characters_in_header_are_rejected(api: Api, value: bytes) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         body = json.dumps(user()).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
         head += f"Authorization: {api.client.headers['Authorization']}\r\nX-Hermes-Session-Key: "
@@ -214,7 +214,7 @@ async def test_max_body_bytes_is_exact(start: Start) -> None:
 async def test_large_body_is_rejected_by_content_length(start: Start) -> None:
     api = await start(max_body_bytes=2000)
     key = api.client.headers["Authorization"]
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(
             f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: 99999999\r\n\r\n{{"
         )
@@ -226,7 +226,7 @@ async def test_large_body_is_rejected_by_content_length(start: Start) -> None:
 async def test_body_timeout_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.core.limits.BODY_S_MAX", 0.05)
     key = api.client.headers["Authorization"]
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: 50\r\n\r\n{{")
         answer = await wire.answer()
     assert answer.status == 408
@@ -242,7 +242,7 @@ async def test_max_text_chars_rejects_without_truncation(start: Start) -> None:
         await read_error(response, 400, "string_above_max_length", "input")
     async with api.post(CHAT, user("ü" * 100)) as response:
         await read_json(response)
-    assert sent(api.model.requests[0]) == [("user", "ü" * 100)]
+    assert sent_messages(api.model.requests[0]) == [("user", "ü" * 100)]
 
 
 async def test_too_long_lists_are_rejected(api: Api) -> None:
@@ -264,7 +264,7 @@ async def test_unknown_ids_of_any_form_are_404(api: Api, subtests: pytest.Subtes
 
 
 async def refuses_id(api: Api, odd: str, method: str, path: str, body: Any, code: str) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.request(method, path.format(odd), body, Authorization=api.client.headers["Authorization"])
         answer = await wire.answer()
     assert answer.status in (400, 404), (odd, answer)

@@ -15,7 +15,7 @@ from hermes.server import request_bodies
 from hermes.server.errors import ApiError
 from support.model_server import Reply
 
-from .clients import Json, Wire, check_envelope, check_headers, read_error, read_json, user
+from .clients import Json, RawConnection, check_envelope, check_headers, read_error, read_json, user
 from .conftest import KEY, Api, Start
 
 CHAT, RESPONSES, SESSIONS, JOBS = "/v1/chat/completions", "/v1/responses", "/api/sessions", "/api/jobs"
@@ -270,7 +270,7 @@ async def test_non_utf8_header_is_rejected(api: Api, name: str, param: str) -> N
     lines = {"Host": b"127.0.0.1", "Authorization": f"Bearer {KEY}".encode(), name: b"Bearer caf\xe9"}
     head = b"".join(b"%s: %s\r\n" % (key.encode(), value) for key, value in lines.items())
     body = json.dumps(user()).encode()
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(b"POST %s HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n" % (CHAT.encode(), head, len(body)) + body)
         answer = await wire.answer()
     assert check_envelope(400, answer.json)["param"] == param
@@ -289,7 +289,7 @@ async def test_utf8_header_is_read(start: Start) -> None:
 @pytest.mark.parametrize("key", ["", KEY], ids=["open", "keyed"])
 async def test_missing_or_duplicate_host_is_rejected(start: Start, version: str, hosts: str, key: str) -> None:
     api = await start(key=key)
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(f"GET /health HTTP/{version}\r\n{hosts}Connection: close\r\n\r\n")
         answer = await wire.answer()
     assert answer.status == 400
@@ -298,7 +298,7 @@ async def test_missing_or_duplicate_host_is_rejected(start: Start, version: str,
 
 
 async def test_http_1_0_request_is_answered(api: Api) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send("GET /health HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
         assert (await wire.answer()).status == 200
 
@@ -321,7 +321,7 @@ ODD_HEADS = [
 async def test_http_library_rejections_have_error_envelope(
     api: Api, path: str, lines: str, status: int, word: str
 ) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n{lines}\r\n")
         answer = await wire.answer()
     assert answer.status == status

@@ -268,7 +268,7 @@ async def test_key_concurrency_limit_applies_to_jobs(start: Start) -> None:
         with pytest.raises(Refused) as refusal:
             await api.app.engine.submit(spec_of({**_record(), "id": "0" * 12}, time.time()))
         assert refusal.value.code == "rate_limit_exceeded"
-        held_model.let_all()
+        held_model.release_all()
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ async def test_key_concurrency_limit_applies_to_simultaneous_submissions(start: 
 
         results = await asyncio.gather(*(status() for _ in range(4)))
         assert sorted(results)[1:] == [429] * 3
-        held_model.let_all()
+        held_model.release_all()
 
         async def wait_for_end() -> tuple[list[str], int]:
             async with api.get("/v1/runs", **MORE) as response:

@@ -20,7 +20,7 @@ from .clients import (
     function,
     read_error,
     read_json,
-    sent,
+    sent_messages,
     stream_of,
     system_of,
     user,
@@ -149,7 +149,7 @@ async def test_chat_stream_is_incremental(start: Start) -> None:
             assert (await stream.next()).data["choices"][0]["delta"] == {"role": "assistant", "content": ""}
             deltas = []
             for _ in range(3):
-                model.let()
+                model.release()
                 deltas.append((await stream.next()).data["choices"][0]["delta"])
             assert deltas == [{"content": "Hello"}, {"content": " there"}, {"content": ", you."}]
             rest = await stream.rest()
@@ -255,7 +255,7 @@ async def test_message_roles_reach_model(api: Api) -> None:
     ]
     _, headers = await ask(api, {"messages": messages})
     request = api.model.requests[0]
-    assert sent(request) == [("user", "one\ntwo"), ("assistant", "ok"), ("user", "three")]
+    assert sent_messages(request) == [("user", "one\ntwo"), ("assistant", "ok"), ("user", "three")]
     assert "Be brief.\nBe kind." in system_of(request)
     assert headers["X-Hermes-History"] == "request; messages=2; ignored=0"
 
@@ -272,7 +272,7 @@ async def test_text_file_is_inlined_into_message(api: Api) -> None:
     api.model.script = [Reply(text="Read.")]
     part = {"type": "file", "file": {"filename": "list.txt", "file_data": "data:text/plain;base64,bWlsaw=="}}
     await ask(api, user([part, {"type": "text", "text": "what is in it?"}]))
-    (_, text), *_ = sent(api.model.requests[0])
+    (_, text), *_ = sent_messages(api.model.requests[0])
     assert "list.txt" in text
     assert "milk" in text
 
@@ -329,7 +329,7 @@ async def test_named_session_uses_stored_history_and_names_ignored(api: Api) -> 
     _, headers = await ask(api, body, X_Hermes_Session_Id="kitchen")
     assert headers["X-Hermes-Session-Id"] == "kitchen"
     assert headers["X-Hermes-History"] == "stored; messages=2; ignored=2"
-    assert sent(api.model.requests[1]) == [("user", "hi"), ("assistant", "Hello."), ("user", "who?")]
+    assert sent_messages(api.model.requests[1]) == [("user", "hi"), ("assistant", "Hello."), ("user", "who?")]
 
 
 async def test_empty_named_session_is_seeded_once(api: Api) -> None:
@@ -338,9 +338,9 @@ async def test_empty_named_session_is_seeded_once(api: Api) -> None:
     for last in ("c", "d"):
         body = {"messages": [*earlier, *user(last)["messages"]]}
         await ask(api, body, X_Hermes_Session_Id="garden", X_Hermes_Seed_History="true")
-    assert sent(api.model.requests[0]) == [("user", "a"), ("assistant", "b"), ("user", "c")]
+    assert sent_messages(api.model.requests[0]) == [("user", "a"), ("assistant", "b"), ("user", "c")]
     expected = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "one"), ("user", "d")]
-    assert sent(api.model.requests[1]) == expected
+    assert sent_messages(api.model.requests[1]) == expected
 
 
 async def test_open_server_accepts_session_id_but_not_session_key(start: Start) -> None:
@@ -375,7 +375,7 @@ async def test_equal_openings_do_not_share_session(api: Api) -> None:
         body = {"messages": [*user("hi")["messages"], {"role": "assistant", "content": answer}, *user("?")["messages"]]}
         _, headers = await ask(api, body)
         assert headers["X-Hermes-Session-Id"] == session
-    assert [sent(r)[1][1] for r in api.model.requests[2:]] == ["Hello.", "Hi you."]
+    assert [sent_messages(r)[1][1] for r in api.model.requests[2:]] == ["Hello.", "Hi you."]
 
 
 async def test_concurrent_equal_openings_do_not_wait(start: Start) -> None:
@@ -383,7 +383,7 @@ async def test_concurrent_equal_openings_do_not_wait(start: Start) -> None:
         api = await start(settings=model.settings)
         turns = [asyncio.create_task(ask(api, user("hi"))) for _ in range(3)]
         await model.wait_for_request(3)
-        model.let_all()
+        model.release_all()
         ids = {headers["X-Hermes-Session-Id"] for _, headers in await asyncio.gather(*turns)}
     assert len(ids) == 3
 
@@ -402,7 +402,7 @@ async def test_busy_session_is_409_with_run_id(start: Start) -> None:
                 assert int(response.headers["Retry-After"]) >= 1
                 assert response.headers["x-should-retry"] == "true"
                 assert response.headers["X-Hermes-Run-Id"] == holder.headers["X-Hermes-Run-Id"]
-            model.let_all()
+            model.release_all()
             await holder.read()
 
 
@@ -422,9 +422,9 @@ async def test_second_turn_waits_and_sees_first(start: Start) -> None:
         first = asyncio.create_task(ask(api, user("one"), X_Hermes_Session_Id="hall"))
         await model.wait_for_request()
         second = asyncio.create_task(ask(api, user("two"), X_Hermes_Session_Id="hall"))
-        model.let_all()
+        model.release_all()
         await asyncio.gather(first, second)
-    assert sent(model.requests[1]) == [("user", "one"), ("assistant", "Hello."), ("user", "two")]
+    assert sent_messages(model.requests[1]) == [("user", "one"), ("assistant", "Hello."), ("user", "two")]
 
 
 @pytest.mark.parametrize(
@@ -444,7 +444,7 @@ async def test_concurrency_cap_on_every_route(start: Start, path: str, body: Jso
             await read_error(response, 429, "rate_limit_exceeded")
             assert int(response.headers["Retry-After"]) >= 1
             assert response.headers["x-should-retry"] == "true"
-        model.let_all()
+        model.release_all()
         await first
         async with api.post(path, body) as response:
             assert response.status in (200, 202)
@@ -474,7 +474,7 @@ async def test_store_false_leaves_nothing(api: Api, stream: bool) -> None:
             await response.read()
         async with api.get(f"/v1/runs/{run_id}") as response:
             await read_error(response, 404, "run_not_found")
-    assert [sent(request) for request in api.model.requests] == [[("user", "strawberries")]] * 2
+    assert [sent_messages(request) for request in api.model.requests] == [[("user", "strawberries")]] * 2
     for path in ("/api/sessions", "/v1/runs", "/api/sessions/search?q=strawberries"):
         async with api.get(path) as response:
             assert (await read_json(response))["data"] == [], path
@@ -498,5 +498,5 @@ async def test_concurrent_store_false_requests_do_not_wait(start: Start) -> None
         api = await start(settings=held_model.settings, session_wait_seconds=0)
         asking = [asyncio.create_task(api.ask("hi", store=False)) for _ in range(2)]
         await held_model.wait_for_request(2)
-        held_model.let_all()
+        held_model.release_all()
         await asyncio.gather(*asking)

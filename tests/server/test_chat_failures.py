@@ -113,7 +113,7 @@ async def test_turn_timeout(start: Start) -> None:
         api = await start(settings=model.settings, turn_timeout_seconds=0.3)
         async with api.post(CHAT, user()) as response:
             await read_error(response, 504, "turn_timeout")
-        model.let()
+        model.release()
         async with api.post(CHAT, user("again")) as response:
             body = await read_json(response)
         check_flags(body["hermes"], "turn_timeout", partial=True, failed=True)
@@ -256,7 +256,7 @@ async def test_interrupted_turn_keeps_text(start: Start) -> None:
         api = await start(settings=model.settings)
         async with api.post(CHAT, user("streamed", stream=True)) as response:
             stream = Stream(response)
-            model.let()
+            model.release()
             await stream.until(lambda frame: chat_text([frame]) == "Half")
             async with api.post(f"/v1/runs/{response.headers['X-Hermes-Run-Id']}/stop") as stopped:
                 assert (await read_json(stopped))["status"] == "stopping"

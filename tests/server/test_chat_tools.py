@@ -9,7 +9,7 @@ import pytest
 
 from support.model_server import Call, Reply
 
-from .clients import Frame, Json, chat_text, function, read_error, read_json, sent, stream_of, tool_names, user
+from .clients import Frame, Json, chat_text, function, read_error, read_json, sent_messages, stream_of, tool_names, user
 from .conftest import Api, Start
 
 CHAT = "/v1/chat/completions"
@@ -60,7 +60,7 @@ async def test_client_tool_call_ends_answer_and_result_continues(api: Api) -> No
     assert parsed(message["tool_calls"]) == [tool_call("call_lamp", "lamp", {"room": "hall"})]
     message, finish = message_and_finish(await ask(api, going_on(question, answer, call_lamp="done")))
     assert (message["content"], finish) == ("It is on.", "stop")
-    assert sent(api.model.requests[1]) == [("user", "light"), ("assistant", ""), ("tool", "done")]
+    assert sent_messages(api.model.requests[1]) == [("user", "light"), ("assistant", ""), ("tool", "done")]
 
 
 async def test_text_beside_client_tool_call(api: Api) -> None:
@@ -167,7 +167,7 @@ async def test_tool_call_known_from_body_only(api: Api) -> None:
     ]
     answer = await ask(api, {"messages": [*user("light")["messages"], *rows], "tools": [LAMP]})
     assert message_and_finish(answer)[0]["content"] == "It is on."
-    assert sent(api.model.requests[0])[-1] == ("tool", "ok")
+    assert sent_messages(api.model.requests[0])[-1] == ("tool", "ok")
 
 
 async def test_every_pending_tool_call_must_be_answered(api: Api) -> None:
@@ -245,7 +245,7 @@ async def test_disallowed_tools_are_rejected_to_model(api: Api) -> None:
         {"role": "assistant", "content": "I may not.", "refusal": None, "annotations": []},
         "stop",
     )
-    (result,) = sent(api.model.requests[1], "tool")
+    (result,) = sent_messages(api.model.requests[1], "tool")
     assert "error" in result[1]
 
 

@@ -14,7 +14,7 @@ from hermes.server.request_options import RequestOptions
 from hermes.server.turns import Turn
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, Stream, Wire, chat_text, eventually, frames, read_json, user
+from .clients import HeldModel, Json, RawConnection, Stream, chat_text, eventually, frames, read_json, user
 from .conftest import Api, Start
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -29,24 +29,24 @@ BODIES: dict[str, tuple[str, Json]] = {
 }
 
 
-async def gone_fin(wire: Wire) -> None:
+async def gone_fin(wire: RawConnection) -> None:
     await wire.close()
 
 
-async def gone_reset(wire: Wire) -> None:
+async def gone_reset(wire: RawConnection) -> None:
     wire.reset()
 
 
-async def gone_half(wire: Wire) -> None:
+async def gone_half(wire: RawConnection) -> None:
     await wire.half_close()
 
 
-WAYS: dict[str, Callable[[Wire], Awaitable[None]]] = {"fin": gone_fin, "reset": gone_reset, "half": gone_half}
+WAYS: dict[str, Callable[[RawConnection], Awaitable[None]]] = {"fin": gone_fin, "reset": gone_reset, "half": gone_half}
 
 
-async def send(api: Api, kind: str, **headers: str) -> Wire:
+async def send(api: Api, kind: str, **headers: str) -> RawConnection:
     path, body = BODIES[kind]
-    wire = await Wire.open(api.url)
+    wire = await RawConnection.open(api.url)
     await wire.request("POST", path, body, Authorization=api.client.headers["Authorization"], **headers)
     return wire
 
@@ -112,7 +112,7 @@ async def test_disconnect_mid_answer(start: Start, kind: str, way: str) -> None:
         api = await start(settings=model.settings)
         wire = await send(api, kind, X_Hermes_Session_Id="hall")
         await model.wait_for_request()
-        model.let()
+        model.release()
         if "stream" in kind:
             await wire.read_until(b"Half")
         else:
@@ -162,7 +162,7 @@ async def test_disconnect_while_waiting_for_session(start: Start) -> None:
         wire.reset()
         await asyncio.sleep(0.05)
         third = asyncio.create_task(api.post(CHAT, user("third"), headers={"X-Hermes-Session-Id": "hall"}))
-        model.let_all()
+        model.release_all()
         await read_json(await first)
         await read_json(await third)
         assert len(model.requests) == 2
@@ -173,7 +173,7 @@ async def test_disconnect_with_open_question(start: Start) -> None:
     asking = Call("clarify", {"question": "Which room?"}, id="call_ask")
     async with HeldModel(Reply(tool_calls=[asking])) as model:
         api = await start(settings=model.settings)
-        model.let_all()
+        model.release_all()
         wire = await send(api, "chat stream", X_Hermes_Session_Id="hall", User_Agent="curl/8")
         await wire.read_until(b"hermes.clarify.request")
         wire.reset()
@@ -197,7 +197,7 @@ async def test_many_disconnects_are_noticed(start: Start) -> None:
 
 
 async def test_disconnect_mid_body_starts_nothing(api: Api) -> None:
-    wire = await Wire.open(api.url)
+    wire = await RawConnection.open(api.url)
     key = api.client.headers["Authorization"]
     await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: 100\r\n\r\n{{")
     wire.reset()
@@ -227,11 +227,11 @@ async def test_detached_turn_continues_after_disconnect(
         api = await start(settings=model.settings, **options)
         wire = await send(api, kind, X_Hermes_Session_Id="hall", **headers)
         await model.wait_for_request()
-        model.let()
+        model.release()
         wire.reset()
         await asyncio.sleep(0.1)
         assert model.open_streams == 1
-        model.let_all()
+        model.release_all()
         run = await the_run(api)
         assert (run["status"], run["output"]) == ("completed", "Half an answer.")
         assert [row["content"] for row in await rows(api, "hall")] == ["hi", "Half an answer."]
@@ -253,13 +253,13 @@ async def test_session_turns_and_runs_continue_after_disconnect(start: Start, pa
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings)
         await read_json(await api.post("/api/sessions", {"id": "hall"}), 201)
-        wire = await Wire.open(api.url)
+        wire = await RawConnection.open(api.url)
         await wire.request("POST", path, body, Authorization=api.client.headers["Authorization"])
         await model.wait_for_request()
         wire.reset()
         await asyncio.sleep(0.1)
         assert model.open_streams == 1
-        model.let_all()
+        model.release_all()
         run = await the_run(api)
         assert (run["status"], run["output"]) == ("completed", "Half an answer.")
 
@@ -269,15 +269,15 @@ async def test_disconnect_of_run_reader_changes_nothing(start: Start) -> None:
         api = await start(settings=model.settings)
         async with api.post(CHAT, user(stream=True)) as response:
             stream = Stream(response)
-            model.let()
+            model.release()
             await stream.until(lambda frame: chat_text([frame]) == "Half")
-            watcher = await Wire.open(api.url)
+            watcher = await RawConnection.open(api.url)
             place = f"/v1/runs/{response.headers['X-Hermes-Run-Id']}/events"
             await watcher.request("GET", place, Authorization=api.client.headers["Authorization"])
             await watcher.read_until(b"Half")
             watcher.reset()
             await asyncio.sleep(0.05)
-            model.let_all()
+            model.release_all()
             assert chat_text(await stream.rest()) == " an answer."
 
 
@@ -288,7 +288,7 @@ async def test_disconnect_grace_ends_abandoned_turn(start: Start) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings, disconnect_grace_seconds=0.2)
         wire = await send(api, "response stream")
-        model.let()
+        model.release()
         await wire.read_until(b"Half")
         wire.reset()
         await asyncio.sleep(0.05)
@@ -302,7 +302,7 @@ async def test_disconnect_grace_keeps_turn_with_reader(start: Start, by: str) ->
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings, disconnect_grace_seconds=0.3)
         wire = await send(api, "response stream")
-        model.let()
+        model.release()
         await wire.read_until(b"Half")
         (run,) = await runs(api)
         wire.reset()
@@ -312,7 +312,7 @@ async def test_disconnect_grace_keeps_turn_with_reader(start: Start, by: str) ->
             await stream.next()
             await asyncio.sleep(0.5)
             assert model.open_streams == 1
-            model.let_all()
+            model.release_all()
             frames: list[Any] = await stream.rest()
         assert "an answer." in str(frames[-2:])
         assert (await the_run(api))["status"] == "completed"
@@ -395,7 +395,7 @@ async def test_disconnect_before_first_store_of_response(
         await model.wait_for_request()
         wire.reset()
         if detached:
-            model.let_all()
+            model.release_all()
         run = await the_run(api)
         assert run["status"] == ("completed" if detached else "cancelled"), run
         end = "completed" if detached else "incomplete"

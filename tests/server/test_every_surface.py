@@ -161,10 +161,10 @@ async def test_turn_of_client_that_leaves(start: Start, surface: Surface, detach
                 with pytest.raises(asyncio.CancelledError):
                     await task
         if detached:
-            held_model.let_all()
+            held_model.release_all()
         run = await the_run(api)
         assert run["status"] == ("completed" if detached else "cancelled")
-        held_model.let_all()
+        held_model.release_all()
 
 
 async def _awaited(asking: Any) -> None:

@@ -88,7 +88,7 @@ async def test_hundred_concurrent_idempotent_requests_are_one_run(start: Start, 
             for _ in range(100)
         ]
         await eventually(lambda: asyncio.sleep(0, len(held_model.requests)), lambda count: count == 1)
-        held_model.let_all()
+        held_model.release_all()
         answers = await asyncio.gather(*tasks)
         assert len({answer[1] for answer in answers}) == 1 and {answer[0] for answer in answers} == {200}
         assert sum("Idempotency-Replayed" not in answer[2] for answer in answers) == 1
@@ -113,7 +113,7 @@ async def test_idempotent_request_survives_disconnect(start: Start) -> None:
         await eventually(lambda: asyncio.sleep(0, len(held_model.requests)), lambda count: count == 1)
         task.cancel()
         await asyncio.wait([task])
-        held_model.let_all()
+        held_model.release_all()
         status, text, headers = await post_with_key(api, "/v1/chat/completions", user("hi"))
         assert status == 200 and json.loads(text)["choices"][0]["message"]["content"] == "Hello."
         assert headers["Idempotency-Replayed"] == "true" and len(held_model.requests) == 1
@@ -140,7 +140,7 @@ async def test_idempotency_key_of_busy_session_can_be_reused(start: Start) -> No
             await held_model.wait_for_request()
             status, text, _ = await post_with_key(api, "/api/sessions/there/chat", {"message": "b"})
             assert (status, json.loads(text)["error"]["code"]) == (409, "session_busy")
-            held_model.let_all()
+            held_model.release_all()
             await first.read()
         status, _, headers = await post_with_key(api, "/api/sessions/there/chat", {"message": "b"})
         assert status == 200 and "Idempotency-Replayed" not in headers

@@ -217,7 +217,7 @@ async def _runs_once(api: Api, held_model: HeldModel) -> None:
     assert body["job"]["last_status"] == "running" and body["job"]["last_run_id"] == body["run_id"]
     async with api.post(f"{JOBS}/{job['id']}/run") as response:
         assert body["run_id"] in (await read_error(response, 409, "job_running"))["message"]
-    held_model.let_all()
+    held_model.release_all()
 
     async def get_run() -> Json:
         async with api.get(f"/v1/runs/{body['run_id']}") as response:
@@ -242,7 +242,7 @@ async def test_job_that_is_run_six_times_at_once_starts_once(start: Start) -> No
                 return response.status
 
         assert sorted(await asyncio.gather(*(run() for _ in range(6)))) == [202, 409, 409, 409, 409, 409]
-        model.let_all()
+        model.release_all()
 
 
 async def test_job_run_now_is_idempotent(start: Start) -> None:

@@ -202,7 +202,7 @@ async def test_run_is_visible_under_scope_of_its_route_or_runs(start: Start, kin
                         assert listed == ([run_id] if covered else [])
                         async with api.get(f"/v1/runs?kind={kind}", **anna) as list_response:
                             assert len((await read_json(list_response))["data"]) == len(listed)
-            held_model.let_all()
+            held_model.release_all()
             await first_response.read()
 
 
@@ -309,7 +309,7 @@ async def test_key_concurrency_limit(start: Start) -> None:
             assert "1 turns of 'anna'" in (await read_error(response, 429, "rate_limit_exceeded"))["message"]
         async with api.post("/v1/runs", {"input": "hi"}, headers=bearer(BEN)) as response:
             await read_json(response, 202)
-        held_model.let_all()
+        held_model.release_all()
 
 
 async def test_key_request_rate_limit(start: Start) -> None:

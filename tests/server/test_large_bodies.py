@@ -16,7 +16,7 @@ from hermes.server import request_bodies
 from hermes.server.body_memory import Budget, Spool
 from support.model_server import Reply
 
-from .clients import HeldModel, Json, RawAnswer, Wire, eventually, read_error, read_json
+from .clients import HeldModel, Json, RawConnection, RawResponse, eventually, read_error, read_json
 from .conftest import KEY, Api, Start
 
 PHOTO_BYTES = 5_900_000
@@ -97,7 +97,7 @@ async def test_large_body_is_spooled_to_file(api: Api, home_folder: Path) -> Non
     async def files() -> int:
         return unnamed_files(home_folder) - before
 
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
         await wire.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:2_500_000])
         await eventually(files, lambda count: count == 1)
@@ -128,10 +128,10 @@ async def test_spooled_body_equals_sent_body(tmp_path: Path) -> None:
 # --- how much is in memory -------------------------------------------------------------------------------------------
 
 
-async def ask(api: Api) -> RawAnswer:
+async def ask(api: Api) -> RawResponse:
     body = {"messages": [{"role": "user", "content": parts(photos(1, 1_500_000))}]}
     async with send(api, "/v1/chat/completions", body) as response:
-        return RawAnswer(response.status, dict(response.headers), await response.read())
+        return RawResponse(response.status, dict(response.headers), await response.read())
 
 
 async def test_large_bodies_wait_on_disk(start: Start) -> None:
@@ -147,7 +147,7 @@ async def test_large_bodies_wait_on_disk(start: Start) -> None:
 
         await eventually(waiting, lambda count: count == 1)
         assert len(held_model.requests) == 2
-        held_model.let_all()
+        held_model.release_all()
         assert [answer.status for answer in await asyncio.gather(*asking)] == [200, 200, 200]
         assert memory._used == 0
 
@@ -162,7 +162,7 @@ async def test_large_body_without_memory_in_time_is_rejected(start: Start, monke
         late = await ask(api)
         assert late.status == 429 and late.json["error"]["code"] == "rate_limit_exceeded"
         assert late.headers["Retry-After"] and late.headers["x-should-retry"] == "true"
-        held_model.let_all()
+        held_model.release_all()
         assert (await first).status == 200
         assert (await ask(api)).status == 200
 
@@ -201,7 +201,7 @@ async def test_detached_work_releases_body_memory(start: Start, monkeypatch: pyt
         return memory._used
 
     body = json.dumps({"messages": [{"role": "user", "content": parts(photos(1, 1_500_000))}]}).encode()
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
         await wire.send(f"{head}Idempotency-Key: one\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         await asyncio.wait_for(claim_started.wait(), 30)

@@ -257,7 +257,7 @@ async def test_progress_is_reported(start: Start, era: str, monkeypatch: pytest.
     async with connected(api, era) as client:
         asking = asyncio.create_task(client.call_tool("ask", {"message": "plan"}, progress_callback=on_progress))
         await until(lambda: sum("Asking" in text for _, text in steps) >= 3)
-        model.let_all()
+        model.release_all()
         result = await asyncio.wait_for(asking, SURELY_S)
     assert result.structured_content["answer"] == "Done."
     texts = [text for _, text in steps]
@@ -279,7 +279,7 @@ async def test_cancelled_request_stops_the_turn(start: Start, era: str) -> None:
         await until(lambda: api.app.engine.active == 0)
         assert [run.state.status for run in await api.app.store.runs.list()] == ["cancelled"]
         assert (await called(client, "list_sessions"))["total"] == 1
-    model.let_all()
+    model.release_all()
     await model.stop()
 
 
@@ -295,7 +295,7 @@ async def test_turn_of_client_that_disconnects_is_stopped(start: Start) -> None:
         response.close()
     await until(lambda: api.app.engine.active == 0)
     assert [run.state.status for run in await api.app.store.runs.list()] == ["cancelled"]
-    model.let_all()
+    model.release_all()
     await model.stop()
 
 
@@ -309,7 +309,7 @@ async def test_detached_turn_goes_on_without_its_client(start: Start) -> None:
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        model.let_all()
+        model.release_all()
         await until(lambda: api.app.engine.active == 0)
         assert [run.state.status for run in await api.app.store.runs.list()] == ["completed"]
     await model.stop()
@@ -328,7 +328,7 @@ async def test_slow_answer_becomes_a_stream(start: Start) -> None:
     async with api.post("/mcp", body, headers={"Accept": "application/json, text/event-stream"}) as response:
         assert response.headers["Content-Type"].startswith("text/event-stream")
         assert await response.content.readline() == b": keepalive\n"
-        model.let_all()
+        model.release_all()
         text = (await response.content.read()).decode()
     reply = json.loads(text.rpartition("data: ")[2])
     assert reply["id"] == 7 and reply["result"]["structuredContent"]["answer"] == "Late."
@@ -423,7 +423,7 @@ async def test_request_id_that_is_used_twice_at_once_is_refused_once(start: Star
 
         asking = [asyncio.create_task(ask()) for _ in range(4)]
         await model.wait_for_request()
-        model.let_all()
+        model.release_all()
         assert sorted(await asyncio.gather(*asking)) == [200, 400, 400, 400]
 
 
@@ -442,7 +442,7 @@ async def test_turn_that_is_stopped_from_elsewhere_is_an_error(start: Start, era
     async with connected(api, era) as client:
         asking = asyncio.create_task(failed(client, "ask", message="hi"))
         await until(lambda: model.requests)
-        model.let()
+        model.release()
         [run] = await api.app.store.runs.list()
         async with api.get(f"/v1/runs/{run.spec.run_id}/events") as following:
             async for frame in pieces(following):

@@ -15,7 +15,7 @@ import pytest
 from hermes.server.messages_request import MessagesRequest, parameters
 from support.model_server import Call, ModelServer, Reply
 
-from .clients import Frame, HeldModel, Json, check_headers, eventually, frames, sent
+from .clients import Frame, HeldModel, Json, check_headers, eventually, frames, sent_messages
 from .conftest import KEY, PROVIDER_KEY, Api, Start
 from .test_keys import ANNA, BEN, KEYS, bearer
 
@@ -206,7 +206,7 @@ async def test_thinking_blocks(api: Api, stream: bool) -> None:
     assert [block["type"] for block in answer["content"]] == ["text"]
     history = [*question["messages"], {"role": "assistant", "content": [thought, text_block]}]
     await ask(api, {**question, "messages": [*history, {"role": "user", "content": "sure?"}]})
-    assert sent(api.model.requests[2]) == [("user", "well?"), ("assistant", "Yes."), ("user", "sure?")]
+    assert sent_messages(api.model.requests[2]) == [("user", "well?"), ("assistant", "Yes."), ("user", "sure?")]
 
 
 EFFORTS: list[tuple[Json, str | None]] = [
@@ -231,7 +231,7 @@ async def test_prefilled_answer_is_continued(api: Api) -> None:
     body = user("greet")
     body["messages"].append({"role": "assistant", "content": "Hel"})
     await ask(api, body)
-    assert sent(api.model.requests[0])[:2] == [("user", "greet"), ("assistant", "Hel")]
+    assert sent_messages(api.model.requests[0])[:2] == [("user", "greet"), ("assistant", "Hel")]
 
 
 # ---- blocks of requests
@@ -244,13 +244,13 @@ async def test_system_messages_stay_in_their_place(api: Api) -> None:
     body["messages"] = [{"role": "system", "content": "Be kind."}, *body["messages"], note]
     first = await ask(api, body)
     reminder = "<system-reminder>\nIt is late.\n</system-reminder>"
-    assert sent(api.model.requests[0]) == [("user", f"a\n{reminder}")]
+    assert sent_messages(api.model.requests[0]) == [("user", f"a\n{reminder}")]
     system = api.model.requests[0].body["messages"][0]["content"]
     assert "Be brief.\n\nBe kind." in system and "It is late." not in system
     again = [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": "b"}, note]
     async with api.post(MESSAGES, {**body, "messages": [*body["messages"], *again]}, headers=VERSION) as response:
         assert response.headers["X-Hermes-Ignored"] == "messages[2].content[1], messages[5].content[1]"
-    assert sent(api.model.requests[1])[1:] == [("assistant", "One."), ("user", f"b\n{reminder}")]
+    assert sent_messages(api.model.requests[1])[1:] == [("assistant", "One."), ("user", f"b\n{reminder}")]
     async with api.get("/api/sessions") as response:
         assert len((await response.json())["data"]) == 1
 
@@ -362,7 +362,7 @@ async def test_result_of_a_call_that_failed_and_words_beside_it(api: Api) -> Non
     blocks = [result, {"type": "text", "text": "Hurry."}]
     turn = [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": blocks}]
     await ask(api, {**question, "messages": [*question["messages"], *turn]})
-    assert sent(api.model.requests[1])[-2:] == [("tool", "Error: no power"), ("user", "Hurry.")]
+    assert sent_messages(api.model.requests[1])[-2:] == [("tool", "Error: no power"), ("user", "Hurry.")]
 
 
 @pytest.mark.parametrize(("choice", "wire"), [
@@ -593,7 +593,7 @@ async def test_running_stream_is_followed_after_a_disconnect(start: Start) -> No
         async with api.post(MESSAGES, user("go", stream=True), headers=headers) as response:
             run_id = response.headers["X-Hermes-Run-Id"]
         async with api.get(f"{MESSAGES}/{run_id.replace('run_', 'msg_')}") as response:
-            held_model.let_all()
+            held_model.release_all()
             message = accumulated(frames(await response.text()))
     assert message["content"] == [{"type": "text", "text": "one two three"}]
     assert message["stop_reason"] == "end_turn"

@@ -14,7 +14,7 @@ from hermes.runs.traces import Traces
 from hermes.server import metrics
 from support.model_server import Call, Reply, Request
 
-from .clients import HeldModel, Wire, check_headers, eventually, read_error, read_json, user
+from .clients import HeldModel, RawConnection, check_headers, eventually, read_error, read_json, user
 from .conftest import KEY, Api, Start
 
 CHAT = "/v1/chat/completions"
@@ -119,7 +119,7 @@ async def test_metrics_show_active_work(start: Start) -> None:
             await model.wait_for_request()
             counted = await read_samples(api)
             assert counted["sse_streams_active",] == counted["turns_active", "chat"] == 1
-            model.let_all()
+            model.release_all()
             await response.read()
         await eventually(
             lambda: read_samples(api), lambda now: not now["sse_streams_active",] and not now["turns_active", "chat"]
@@ -155,7 +155,7 @@ async def test_metrics_count_rejected_turns(start: Start) -> None:
                 assert (await socket.receive_json())["error"]["code"] == "rate_limit_exceeded"
             async with api.get("/api/sessions/none") as other:
                 await read_error(other, 404, "session_not_found")
-            model.let_all()
+            model.release_all()
             await response.read()
     counted = await read_samples(api)
     assert {key[1]: n for key, n in counted.items() if key[0] == "refused_total"} == {
@@ -169,12 +169,12 @@ async def test_metrics_count_rejected_turns(start: Start) -> None:
 async def test_metrics_count_disconnects(start: Start, headers: dict[str, str], action: str, stream: bool) -> None:
     async with HeldModel(Reply(text="One two three.")) as model:
         api = await start(settings=model.settings)
-        async with await Wire.open(api.url) as wire:
+        async with await RawConnection.open(api.url) as wire:
             await wire.request("POST", CHAT, user(stream=stream), Authorization=f"Bearer {KEY}", **headers)
             await model.wait_for_request()
         counted = await eventually(lambda: read_samples(api), lambda now: now["disconnects_total", action])
         assert [key for key in counted if key[0] == "disconnects_total"] == [("disconnects_total", action)]
-        model.let_all()
+        model.release_all()
         outcome = {"interrupt": "cancelled", "detach": "completed"}[action]
         await eventually(lambda: read_samples(api), lambda now: now["turns_total", "chat", outcome])
 

@@ -11,7 +11,7 @@ import pytest
 
 from support.model_server import Call, Reply
 
-from .clients import Json, check_headers, function, sent
+from .clients import Json, check_headers, function, sent_messages
 from .conftest import Api, Start
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -164,7 +164,7 @@ async def test_generate(api: Api) -> None:
     body = {"model": "hermes-agent", "prompt": "greet", "system": "Be brief."}
     answer_lines = await lines(api, GENERATE, body)
     assert "".join(line["response"] for line in answer_lines) == "Hello." and answer_lines[-1]["done"]
-    assert sent(api.model.requests[0]) == [("user", "greet")]
+    assert sent_messages(api.model.requests[0]) == [("user", "greet")]
     answer = await whole(api, GENERATE, {**body, "format": {"type": "object"}})
     assert json.loads(answer["response"]) == {"a": 1}
     async with api.post(GENERATE, {**body, "suffix": "x"}) as response:

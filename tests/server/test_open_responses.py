@@ -11,12 +11,12 @@ import pytest
 from hermes.agent import decisions
 from support.model_server import Call, Reply
 
-from .clients import Frame, HeldModel, Json, flat, function, read_error, read_json, sent, stream_of
+from .clients import Frame, HeldModel, Json, function, read_error, read_json, responses_tool, sent_messages, stream_of
 from .conftest import Api, Start
 from .open_responses import event_faults, faults
 
 PATH = "/v1/responses"
-WEATHER = flat(function("get_weather", location={"type": "string"}))
+WEATHER = responses_tool(function("get_weather", location={"type": "string"}))
 ASKED = Call("get_weather", ['{"location": ', '"San Francisco"}'], id="call_1")
 TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
 HEART = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -173,7 +173,7 @@ async def test_previous_response_precedes_new_input(api: Api) -> None:
     second = await plain(api, input="What was it?", previous_response_id=first["id"])
     assert second["previous_response_id"] == first["id"]
     expected = ["Remember this code word: papaya.", "OK.", "What was it?"]
-    assert [text for _, text in sent(api.model.requests[1])] == expected
+    assert [text for _, text in sent_messages(api.model.requests[1])] == expected
 
 
 async def test_conversation_has_id(api: Api) -> None:
@@ -183,7 +183,7 @@ async def test_conversation_has_id(api: Api) -> None:
 
 async def test_calls_of_disallowed_tools_are_suppressed(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[ASKED]), Reply(text="I may not.")]
-    other = flat(function("send_email"))
+    other = responses_tool(function("send_email"))
     choice = {"type": "allowed_tools", "tools": [{"type": "function", "name": "send_email"}]}
     response = await plain(api, input="x", tools=[WEATHER, other], tool_choice=choice)
     assert not [item for item in response["output"] if item["type"] == "function_call"]
@@ -216,7 +216,7 @@ async def test_background_and_resumed_streams_are_equal(start: Start) -> None:
         async with api.get(f"{PATH}/{plain_response['id']}?stream=true") as response:
             reading = asyncio.create_task(stream_of(response))
             await model.wait_for_request()
-            model.let_all()
+            model.release_all()
             events = checked(await reading)
     assert events[-1]["response"]["id"] == plain_response["id"]
     assert events[-1]["response"]["background"] is True
@@ -268,7 +268,7 @@ async def test_unstored_response_continues_on_its_websocket_only(api: Api) -> No
         first = (await turn(socket, input="Remember: cobalt.", store=False))[-1]["response"]
         second = await turn(socket, input="The word?", store=False, previous_response_id=first["id"])
         assert second[-1]["response"]["previous_response_id"] == first["id"]
-        assert [text for _, text in sent(api.model.requests[1])] == ["Remember: cobalt.", "OK.", "The word?"]
+        assert [text for _, text in sent_messages(api.model.requests[1])] == ["Remember: cobalt.", "OK.", "The word?"]
     async with api.client.ws_connect(f"{api.url}{PATH}") as socket:
         last = second[-1]["response"]["id"]
         (error,) = await turn(socket, input="Go on.", store=False, previous_response_id=last)

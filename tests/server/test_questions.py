@@ -8,7 +8,7 @@ import pytest
 
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, Stream, pieces, read_error, read_json, sent, stream_of, user
+from .clients import HeldModel, Json, Stream, pieces, read_error, read_json, sent_messages, stream_of, user
 from .conftest import Api, Start
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -44,7 +44,7 @@ async def test_clarify_question_on_stream_is_answered_through_run(api: Api, kind
         assert told_back["object"] == "hermes.run.clarify_response"
         rest = await stream.rest()
     assert "The hall it is." in str(rest)
-    assert "hall" in sent(api.model.requests[1], "tool")[0][1]
+    assert "hall" in sent_messages(api.model.requests[1], "tool")[0][1]
     async with api.post(f"/v1/runs/{run_id}/clarify", {"answer": "garden"}) as response:
         await read_error(response, 409, "clarify_not_pending")
 
@@ -68,7 +68,7 @@ async def test_clarify_without_listener_is_answered_immediately(api: Api, number
         text = await response.text()
     assert "Then I choose." in text
     assert "clarify" not in [line for line in text.split("\n") if line.startswith("event:")]
-    assert len(sent(api.model.requests[1], "tool")) == 1
+    assert len(sent_messages(api.model.requests[1], "tool")) == 1
 
 
 async def test_clarify_on_plain_request_can_wait(api: Api) -> None:
@@ -94,7 +94,7 @@ async def test_clarify_timeout(start: Start) -> None:
 
 async def test_interrupt_closes_clarify_question(start: Start) -> None:
     async with HeldModel(Reply(tool_calls=[ASKS])) as model:
-        model.let_all()
+        model.release_all()
         api = await start(settings=model.settings)
         async with api.post(CHAT, user("light", stream=True), headers=PLAIN) as response:
             run_id = response.headers["X-Hermes-Run-Id"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.model_server import Call, Reply
 
-from .clients import Frame, Json, chat_text, flat, function, read_json, stream_of, user
+from .clients import Frame, Json, chat_text, function, read_json, responses_tool, stream_of, user
 from .conftest import Api
 from .open_responses import event_faults, faults
 
@@ -80,7 +80,7 @@ async def in_all_ways(api: Api, replies: list[Reply]) -> None:
         streamed = await stream_of(response)
     check_chat(plain["choices"][0], streamed, replies)
 
-    body = {"input": "hi", "tools": [flat(LAMP)], "reasoning": {"summary": "auto"}, **limit}
+    body = {"input": "hi", "tools": [responses_tool(LAMP)], "reasoning": {"summary": "auto"}, **limit}
     headers = {**ALONE, "X-Hermes-Tool-Items": "function"}
     api.model.script = list(replies)
     async with api.post("/v1/responses", body, headers=headers) as response:

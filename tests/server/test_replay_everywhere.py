@@ -80,8 +80,8 @@ async def test_replay_after_every_disconnect_is_complete(start: Start, place: st
     async with long_turn() as held_model:
         api, run_id = await submitted(start, held_model)
         path = f"{RUNS}/{run_id}/events"
-        held_model.let(6)  # the pieces of calls, which are no events
-        whole, pieced = await asyncio.gather(stays(api, path), comes_back(api, path, PLACES[place], held_model.let))
+        held_model.release(6)  # the pieces of calls, which are no events
+        whole, pieced = await asyncio.gather(stays(api, path), comes_back(api, path, PLACES[place], held_model.release))
         assert whole == [*pieced, ""]
         assert len(pieced) > 60 and whole == await stays(api, path)
         for at, block in enumerate(pieced[:-1]):
@@ -96,7 +96,7 @@ async def test_replay_is_owner_only_and_expires(start: Start) -> None:
         await held_model.wait_for_request()
         async with api.get(path, headers=other) as response:
             await read_error(response, 404, "run_not_found")
-        held_model.let_all()
+        held_model.release_all()
         last = (await stays(api, path))[-3]
         for place in PLACES.values():
             request = place(number_of(last))

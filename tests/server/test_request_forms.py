@@ -8,7 +8,17 @@ import pytest
 
 from support.model_server import Reply
 
-from .clients import Json, RawAnswer, Wire, check_envelope, check_headers, read_error, read_json, sent, user
+from .clients import (
+    Json,
+    RawConnection,
+    RawResponse,
+    check_envelope,
+    check_headers,
+    read_error,
+    read_json,
+    sent_messages,
+    user,
+)
 from .conftest import KEY, Api, Start
 from .test_keys import ANNA, BEN, KEYS, bearer
 
@@ -73,9 +83,9 @@ async def test_api_key_in_either_header(start: Start, headers: dict[str, str], o
 # --- paths -----------------------------------------------------------------------------------------------------------
 
 
-async def raw(api: Api, method: str, target: str, body: Json | None = None, **headers: str) -> RawAnswer:
+async def raw(api: Api, method: str, target: str, body: Json | None = None, **headers: str) -> RawResponse:
     """The answer to a request whose target is sent as it stands."""
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.request(method, target, body, **headers)
         return await wire.answer()
 
@@ -85,7 +95,7 @@ async def test_extra_slashes_are_ignored(api: Api, path: str) -> None:
     api.model.script = [Reply(text="Hello.")]
     answer = await raw(api, "POST", path, user("hi"), Authorization=f"Bearer {KEY}")
     assert answer.status == 200 and answer.json["choices"][0]["message"]["content"] == "Hello."
-    assert [text for _, text in sent(api.model.requests[0])] == ["hi"]
+    assert [text for _, text in sent_messages(api.model.requests[0])] == ["hi"]
 
 
 @pytest.mark.parametrize(

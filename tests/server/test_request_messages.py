@@ -11,7 +11,7 @@ import pytest
 
 from support.model_server import Call, Reply, Request
 
-from .clients import Json, flat, function, read_error, read_json, user
+from .clients import Json, function, read_error, read_json, responses_tool, user
 from .conftest import Api, Start
 
 CHAT = "/v1/chat/completions"
@@ -414,7 +414,7 @@ async def test_images_and_files_in_response_outputs_reach_model(api: Api) -> Non
     later = [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "more"}]
     for rest in ([], later):
         for store in (True, False):
-            body = {"input": [*items, *rest], "tools": [flat(LAMP)], "store": store}
+            body = {"input": [*items, *rest], "tools": [responses_tool(LAMP)], "store": store}
             async with api.post("/v1/responses", body) as response:
                 await read_json(response)
             question, _, result, pictures, *_ = model_messages(api.model.requests[-1])

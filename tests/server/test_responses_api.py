@@ -11,11 +11,21 @@ import pytest
 from hermes.agent import decisions
 from support.model_server import Call, ModelServer, Reply
 
-from .clients import HeldModel, Json, flat, function, read_error, read_json, sent, system_of, tool_names
+from .clients import (
+    HeldModel,
+    Json,
+    function,
+    read_error,
+    read_json,
+    responses_tool,
+    sent_messages,
+    system_of,
+    tool_names,
+)
 from .conftest import PROVIDER_KEY, Api, Start
 
 PATH = "/v1/responses"
-LAMP = flat(function("lamp", room={"type": "string"}))
+LAMP = responses_tool(function("lamp", room={"type": "string"}))
 TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
 HALL = Call("lamp", {"room": "hall"}, id="call_lamp")
 NO_USAGE = {
@@ -177,7 +187,13 @@ async def test_server_tool_item_form_is_configurable(api: Api, header: str, type
         assert json.loads(item["output"])["counts"]["pending"] == 1
     # What the model remembers is the same in all three.
     await create(api, "next", previous_response_id=response["id"])
-    assert [role for role, _ in sent(api.model.requests[-1])] == ["user", "assistant", "tool", "assistant", "user"]
+    assert [role for role, _ in sent_messages(api.model.requests[-1])] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
 
 
 @pytest.mark.parametrize("headers", [{"User-Agent": "OpenAI/Python 2"}, {"X-Stainless-Lang": "js"}])
@@ -224,7 +240,7 @@ async def test_outputs_with_whole_transcript_sent_back(api: Api) -> None:
     }
     again = await create(api, [message("user", "light"), *response["output"], output], tools=[LAMP], store=False)
     assert text_of(again) == "It is on."
-    assert [(role, text) for role, text in sent(api.model.requests[1]) if role != "assistant"] == [
+    assert [(role, text) for role, text in sent_messages(api.model.requests[1]) if role != "assistant"] == [
         ("user", "light"),
         ("tool", "done"),
     ]
@@ -236,7 +252,7 @@ async def test_output_items_can_be_sent_back_unchanged(api: Api) -> None:
         api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Done."), Reply(text="Next.")]
         response = await create(api, "one", headers={"X-Hermes-Tool-Items": form})
         await create(api, [message("user", "one"), *response["output"], message("user", "two")])
-        messages = sent(api.model.requests[-1])
+        messages = sent_messages(api.model.requests[-1])
         assert [text for role, text in messages if role in ("user", "assistant")] == [
             "one",
             "Let me see.",
@@ -252,7 +268,7 @@ async def test_system_items_join_system_prompt(api: Api) -> None:
     await create(api, items, instructions="Be kind.")
     system = system_of(api.model.requests[0])
     assert all(instruction in system for instruction in ("Speak as a pirate.", "Be brief.", "Be kind."))
-    assert sent(api.model.requests[0]) == [("user", "hello")]
+    assert sent_messages(api.model.requests[0]) == [("user", "hello")]
 
 
 async def test_item_reference_by_id(api: Api) -> None:
@@ -261,7 +277,7 @@ async def test_item_reference_by_id(api: Api) -> None:
     await create(
         api, [{"type": "item_reference", "id": response["output"][0]["id"]}, message("user", "did you say that?")]
     )
-    assert sent(api.model.requests[1]) == [("assistant", "Four."), ("user", "did you say that?")]
+    assert sent_messages(api.model.requests[1]) == [("assistant", "Four."), ("user", "did you say that?")]
 
 
 async def test_referenced_items_are_read_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +297,7 @@ async def test_referenced_items_are_read_once(api: Api, monkeypatch: pytest.Monk
     monkeypatch.setattr(store, "find_items", record_reads)
     await create(api, [{"type": "item_reference", "id": item_id} for item_id in ids * 50])
     assert len(reads) == 1
-    text = "".join(text for _, text in sent(api.model.requests[-1]))
+    text = "".join(text for _, text in sent_messages(api.model.requests[-1]))
     assert [text.count(word) for word in ("One.", "Two.", "kept")] == [50, 50, 50]
 
 
@@ -317,7 +333,7 @@ async def test_encrypted_reasoning_round_trip(start: Start) -> None:
         assert "c3RhdGU=" not in sealed
         await create(api, [message("user", "2+2"), *response["output"], message("user", "and 1?")], store=False)
         assert "c3RhdGU=" in str(model.requests[1].body["input"])
-        assert [text for role, text in sent(model.requests[1])] == ["2+2", "Four.", "and 1?"]
+        assert [text for role, text in sent_messages(model.requests[1])] == ["2+2", "Four.", "and 1?"]
 
 
 # ---- chains
@@ -332,7 +348,7 @@ async def test_ten_turn_chain_sends_each_message_once(api: Api) -> None:
     expected = []
     for number in range(10):
         expected += [("user", f"question {number}?")]
-        assert sent(api.model.requests[number]) == expected
+        assert sent_messages(api.model.requests[number]) == expected
         expected += [("assistant", f"answer {number}.")]
 
 
@@ -357,15 +373,21 @@ async def test_continuing_from_earlier_response_forks_session(api: Api) -> None:
     async with api.post(PATH, {"input": "other two", "previous_response_id": first["id"]}) as response:
         branch = await read_json(response)
         forked = response.headers["X-Hermes-Session-Id"]
-    assert sent(api.model.requests[2]) == [("user", "one"), ("assistant", "answer 0."), ("user", "other two")]
+    assert sent_messages(api.model.requests[2]) == [("user", "one"), ("assistant", "answer 0."), ("user", "other two")]
     async with api.post(PATH, {"input": "three", "previous_response_id": second["id"]}) as response:
         await read_json(response)
         assert response.headers["X-Hermes-Session-Id"] != forked
-    assert [text for _, text in sent(api.model.requests[3])] == ["one", "answer 0.", "two", "answer 1.", "three"]
+    assert [text for _, text in sent_messages(api.model.requests[3])] == [
+        "one",
+        "answer 0.",
+        "two",
+        "answer 1.",
+        "three",
+    ]
     api.model.script = [Reply(text="answer 4.")]
     await create(api, "other three", previous_response_id=branch["id"])
     expected = ["one", "answer 0.", "other two", "answer 2.", "other three"]
-    assert [text for _, text in sent(api.model.requests[4])] == expected
+    assert [text for _, text in sent_messages(api.model.requests[4])] == expected
 
 
 async def test_chain_of_other_session_is_conflict(api: Api) -> None:
@@ -383,24 +405,24 @@ async def test_named_conversation_continues_and_restarts_when_response_is_gone(a
     await create(api, "one", conversation="kitchen")
     second = await create(api, "two", conversation="kitchen")
     assert second["conversation"] == {"id": "kitchen"}
-    assert len(sent(api.model.requests[1])) == 3
+    assert len(sent_messages(api.model.requests[1])) == 3
     await create(api, "aside", conversation="kitchen", store=False)
     async with api.delete(f"{PATH}/{second['id']}") as response:
         assert await read_json(response) == {"id": second["id"], "object": "response", "deleted": True}
     await create(api, "three", conversation="kitchen")
-    assert sent(api.model.requests[3]) == [("user", "three")]
+    assert sent_messages(api.model.requests[3]) == [("user", "three")]
 
 
 async def test_given_history_is_used_only_without_chain(api: Api) -> None:
     api.model.script = [Reply(text=f"answer {number}.", continues=False) for number in range(3)]
     history = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "so?"}]
     first = await create(api, "one", conversation_history=history)
-    assert [text for _, text in sent(api.model.requests[0])] == ["before", "so?", "one"]
+    assert [text for _, text in sent_messages(api.model.requests[0])] == ["before", "so?", "one"]
     await create(api, "two", conversation_history=history, previous_response_id="resp_unknown")
-    assert [text for _, text in sent(api.model.requests[1])] == ["before", "so?", "two"]
+    assert [text for _, text in sent_messages(api.model.requests[1])] == ["before", "so?", "two"]
     other = [{"role": "user", "content": "made up"}]
     await create(api, "three", conversation_history=other, previous_response_id=first["id"])
-    assert [text for _, text in sent(api.model.requests[2])] == ["before", "so?", "one", "answer 0.", "three"]
+    assert [text for _, text in sent_messages(api.model.requests[2])] == ["before", "so?", "one", "answer 0.", "three"]
 
 
 async def test_store_false_leaves_nothing(api: Api) -> None:
@@ -424,8 +446,8 @@ async def test_truncation_auto_cuts_long_history(api: Api) -> None:
     history = [{"role": ("user", "assistant")[n % 2], "content": f"m{n}"} for n in range(150)]
     for truncation, count in (("auto", 101), (None, 151), ("disabled", 151)):
         await create(api, "last", conversation_history=history, truncation=truncation)
-        assert len(sent(api.model.requests[-1])) == count
-        assert sent(api.model.requests[-1])[-2:] == [("assistant", "m149"), ("user", "last")]
+        assert len(sent_messages(api.model.requests[-1])) == count
+        assert sent_messages(api.model.requests[-1])[-2:] == [("assistant", "m149"), ("user", "last")]
 
 
 async def test_truncation_keeps_calls_with_results(api: Api) -> None:
@@ -533,4 +555,4 @@ async def test_usage_is_null_until_end(start: Start) -> None:
         api = await start(settings=model.settings)
         response = await create(api, background=True)
         assert (response["status"], response["usage"], response["completed_at"]) == ("queued", NO_USAGE, None)
-        model.let_all()
+        model.release_all()

@@ -11,11 +11,11 @@ import pytest
 from hermes.core.spec import RunSpec
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, flat, function, read_error, read_json
+from .clients import HeldModel, Json, function, read_error, read_json, responses_tool
 from .conftest import PROVIDER_KEY, Api, Start
 
 PATH = "/v1/responses"
-LAMP = flat(function("lamp", room={"type": "string"}))
+LAMP = responses_tool(function("lamp", room={"type": "string"}))
 TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
 HALL = Call("lamp", {"room": "hall"}, id="call_lamp")
 OUTPUT = {"type": "function_call_output", "call_id": "call_lamp", "output": "on"}
@@ -160,7 +160,7 @@ async def test_branch_does_not_wait_for_running_turn(start: Start) -> None:
         await slow.wait_for_request()
         assert "two" in json.dumps((await ask(api, "b", first))["output"])
         assert roles(api) == ["user", "assistant", "user"]
-        slow.let_all()
+        slow.release_all()
         assert "one" in json.dumps((await running)["output"])
 
 
@@ -191,7 +191,7 @@ async def test_branch_waits_only_for_its_own_response(start: Start) -> None:
         other = RunSpec(user_message="a", session_id=record.spec.session_id)
         waiting = asyncio.create_task(api.app.engine.admit(other))
         branch = asyncio.create_task(ask(api, "b", first))
-        slow.let_all()
+        slow.release_all()
         admission = await waiting  # the session's next turn, which does not end
         try:
             async with asyncio.timeout(20):

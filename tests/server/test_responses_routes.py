@@ -8,7 +8,7 @@ import pytest
 
 from support.model_server import Reply
 
-from .clients import Json, read_error, read_json, sent
+from .clients import Json, read_error, read_json, sent_messages
 from .conftest import Api, Start
 
 PATH, TALKS = "/v1/responses", "/v1/conversations"
@@ -83,7 +83,7 @@ async def test_compacted_conversation_replaces_history(api: Api) -> None:
     assert "slate" not in item["encrypted_content"].lower()
     assert body["usage"]["output_tokens"] > 0
     await create(api, [*body["output"], message("user", "What was it?")])
-    messages = sent(api.model.requests[-1])
+    messages = sent_messages(api.model.requests[-1])
     assert messages[-1] == ("user", "What was it?")
     assert "slate" in str(api.model.requests[-1].body).lower()
     assert "Remember it." not in str(api.model.requests[-1].body)
@@ -150,15 +150,21 @@ async def test_responses_continue_in_conversation(api: Api) -> None:
         talk = (await read_json(response))["id"]
     first = await create(api, "one", conversation=talk)
     assert first["conversation"] == {"id": talk}
-    assert [text for _, text in sent(api.model.requests[0])] == ["I am Ann.", "Hello Ann.", "one"]
+    assert [text for _, text in sent_messages(api.model.requests[0])] == ["I am Ann.", "Hello Ann.", "one"]
     second = await create(api, "two", conversation={"id": talk})
-    assert [text for _, text in sent(api.model.requests[1])] == ["I am Ann.", "Hello Ann.", "one", "answer 0.", "two"]
+    assert [text for _, text in sent_messages(api.model.requests[1])] == [
+        "I am Ann.",
+        "Hello Ann.",
+        "one",
+        "answer 0.",
+        "two",
+    ]
     items = await look(api, f"{TALKS}/{talk}/items?order=asc")
     assert [item["role"] for item in items["data"]] == ["user", "assistant"] * 3
     async with api.delete(f"{PATH}/{second['id']}") as response:
         await read_json(response)
     await create(api, "again", conversation=talk)
-    assert [text for _, text in sent(api.model.requests[2])] == ["I am Ann.", "Hello Ann.", "again"]
+    assert [text for _, text in sent_messages(api.model.requests[2])] == ["I am Ann.", "Hello Ann.", "again"]
 
 
 async def test_items_are_added_to_conversation(api: Api) -> None:
@@ -173,7 +179,7 @@ async def test_items_are_added_to_conversation(api: Api) -> None:
     assert set(page) == {"object", "data", "first_id", "last_id", "has_more"}
     assert [item["id"] for item in page["data"]] == [item["id"] for item in added["data"]]
     await create(api, "who am I?", conversation=talk)
-    assert sent(api.model.requests[0])[0] == ("user", "I am Ann.")
+    assert sent_messages(api.model.requests[0])[0] == ("user", "I am Ann.")
 
 
 async def begin(api: Api, *items: Json) -> str:
@@ -206,9 +212,9 @@ async def test_response_continues_from_remaining_items(api: Api) -> None:
         async with api.delete(f"{path}/{item['id']}") as response:
             await read_json(response)
     await create(api, "three", conversation=talk)
-    assert [text for _, text in sent(api.model.requests[2])] == ["I am Ann.", "one", "answer 0.", "three"]
+    assert [text for _, text in sent_messages(api.model.requests[2])] == ["I am Ann.", "one", "answer 0.", "three"]
     await create(api, "four", conversation=talk)
-    assert [text for _, text in sent(api.model.requests[3])][-3:] == ["three", "answer 2.", "four"]
+    assert [text for _, text in sent_messages(api.model.requests[3])][-3:] == ["three", "answer 2.", "four"]
     assert len((await look(api, path))["data"]) == 7
 
 
@@ -289,7 +295,7 @@ async def test_response_lru_eviction(start: Start) -> None:
     # A name that led to what is gone starts afresh.
     api.model.script = [Reply(text="b")]
     await create(api, "afresh", conversation="c1")
-    assert sent(api.model.requests[-1]) == [("user", "afresh")]
+    assert sent_messages(api.model.requests[-1]) == [("user", "afresh")]
 
 
 async def test_deleted_response_is_gone_for_chains(api: Api) -> None:

@@ -22,17 +22,17 @@ from .clients import (
     Stream,
     check_envelope,
     eventually,
-    flat,
     frames,
     function,
     read_error,
     read_json,
+    responses_tool,
     stream_of,
 )
 from .conftest import Api, Start
 
 PATH = "/v1/responses"
-LAMP = flat(function("lamp", room={"type": "string"}))
+LAMP = responses_tool(function("lamp", room={"type": "string"}))
 TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
 HALL = Call("lamp", ['{"room": ', '"hall"}'], id="call_lamp")
 LIVES = ("created", "queued", "in_progress", "completed", "failed", "incomplete")
@@ -177,7 +177,7 @@ async def test_response_stream_is_incremental(start: Start) -> None:
             assert stored["status"] == "in_progress"
             deltas = []
             for _ in range(3):
-                model.let()
+                model.release()
                 frames_read = await stream.until(lambda frame: frame.event == "response.output_text.delta")
                 deltas.append(frames_read[-1].data["delta"])
             assert deltas == ["Hello", " there", ", you."]
@@ -257,7 +257,7 @@ async def test_interrupted_response_is_cancelled(start: Start, way: str) -> None
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "stream": True}) as response:
             stream = Stream(response)
-            model.let()
+            model.release()
             frames = await stream.until(lambda frame: frame.event == "response.output_text.delta")
             response_id = frames[0].data["response"]["id"]
             place = {
@@ -303,7 +303,7 @@ async def test_background_response_is_polled(start: Start) -> None:
         assert (body["status"], body["background"], body["output"]) == ("queued", True, [])
         await model.wait_for_request()
         await eventually(lambda: fetch(api, body["id"]), lambda value: value["status"] == "in_progress")
-        model.let_all()
+        model.release_all()
         result = await finished(api, body["id"])
     assert result["status"] == "completed"
     assert result["output"][0]["content"][0]["text"] == "Done."
@@ -326,7 +326,7 @@ async def test_response_stays_when_another_replica_has_begun_its_run(
         async with api.post(PATH, {"input": "hi", "background": True}) as response:
             await read_error(response, 503, "session_db_unavailable")
         assert (await fetch(api, run_ids[0].replace("run_", "resp_")))["status"] in ("queued", "in_progress")
-        model.let_all()
+        model.release_all()
 
 
 async def test_background_response_cancel_and_delete(start: Start) -> None:
@@ -353,10 +353,10 @@ async def test_disconnect_does_not_stop_background_response(start: Start) -> Non
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "background": True, "stream": True}) as response:
             stream = Stream(response)
-            model.let()
+            model.release()
             frames = await stream.until(lambda frame: frame.event == "response.output_text.delta")
         assert "queued" in types([frame.data for frame in frames])
-        model.let_all()
+        model.release_all()
         result = await finished(api, frames[0].data["response"]["id"])
         assert result["status"] == "completed"
         assert result["output"][0]["content"][0]["text"] == "Half an answer."
@@ -398,14 +398,14 @@ async def test_readers_join_running_response(start: Start) -> None:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "stream": True}) as response:
             stream = Stream(response)
-            model.let()
+            model.release()
             frames = await stream.until(lambda frame: frame.event == "response.output_text.delta")
             response_id = frames[0].data["response"]["id"]
             readers = [
                 asyncio.create_task(replayed(api, response_id, after)) for after in (None, 2, len(frames) - 1, 3)
             ]
             await asyncio.sleep(0)
-            model.let_all()
+            model.release_all()
             whole = [*frames, *await stream.rest()]
             results = await asyncio.gather(*readers)
     events(whole)

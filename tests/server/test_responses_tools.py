@@ -12,7 +12,7 @@ from aiohttp import web
 
 from support.model_server import Call, ModelServer, Reply, Request
 
-from .clients import Json, flat, frames, function, read_json, sent, system_of, tool_names
+from .clients import Json, frames, function, read_json, responses_tool, sent_messages, system_of, tool_names
 from .conftest import PROVIDER_KEY, Api, Start
 
 PATH = "/v1/responses"
@@ -30,7 +30,7 @@ CLIENT_TOOLS: list[tuple[str, Json, str, Json, Json, Json, str]] = [
     ),
     (
         "namespaced function",
-        {"type": "namespace", "name": "home", "tools": [flat(function("lamp", room={"type": "string"}))]},
+        {"type": "namespace", "name": "home", "tools": [responses_tool(function("lamp", room={"type": "string"}))]},
         "home__lamp",
         {"room": "hall"},
         {"type": "function_call", "call_id": "call_1", "name": "lamp", "namespace": "home",
@@ -85,7 +85,7 @@ CLIENT_TOOLS: list[tuple[str, Json, str, Json, Json, Json, str]] = [
         "tool_search",
         {"query": "lamps"},
         {"type": "tool_search_call", "call_id": "call_1", "execution": "client", "arguments": {"query": "lamps"}},
-        {"type": "tool_search_output", "execution": "client", "tools": [flat(function("lamp"))]},
+        {"type": "tool_search_output", "execution": "client", "tools": [responses_tool(function("lamp"))]},
         "These tools can be called now: lamp.",
     ),
 ]  # fmt: skip
@@ -180,7 +180,7 @@ async def test_tools_and_system_text_of_input_persist_in_chain(api: Api) -> None
 
 
 async def test_same_tools_in_every_turn_of_chain(api: Api) -> None:
-    tools = [flat(function(f"lamp_{number}")) for number in range(100)]
+    tools = [responses_tool(function(f"lamp_{number}")) for number in range(100)]
     added = {"type": "additional_tools", "role": "developer", "tools": tools}
     api.model.script = [Reply(text=str(number), continues=False) for number in range(3)]
     before: Json = {}
@@ -302,7 +302,7 @@ async def test_hosted_web_search_uses_server_tool(start: Start, monkeypatch: pyt
         assert (call["type"], call["status"]) == ("web_search_call", "completed")
         assert call["action"] == {"type": "search", "query": "tea"}
         assert [item["type"] for item in events[-1]["response"]["output"]] == ["web_search_call", "message"]
-        assert "Tea is a drink." in sent(api.model.requests[1], "tool")[0][1]
+        assert "Tea is a drink." in sent_messages(api.model.requests[1], "tool")[0][1]
 
 
 @pytest.mark.parametrize("closed", ["header", "key"])
@@ -331,7 +331,7 @@ async def test_hosted_code_interpreter_uses_server_tool(api: Api, beside: list[J
 async def test_client_tool_hides_hosted_tool(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEARXNG_URL", "http://nowhere.test")
     api = await start(Reply(tool_calls=[Call("web_search", {"query": "tea"}, id="call_1")]))
-    response = await create(api, tools=[{"type": "web_search"}, flat(function("web_search"))])
+    response = await create(api, tools=[{"type": "web_search"}, responses_tool(function("web_search"))])
     assert [item["type"] for item in response["output"]] == ["function_call"]
 
 
@@ -361,7 +361,7 @@ async def test_hosted_calls_in_history_are_accepted(
         for call in message.get("tool_calls") or ()
     ]
     assert pairs == calls
-    assert sent(api.model.requests[0], "user") == [("user", "what is tea?"), ("user", "thanks")]
+    assert sent_messages(api.model.requests[0], "user") == [("user", "what is tea?"), ("user", "thanks")]
 
 
 async def test_client_metadata_is_ignored_and_named(start: Start) -> None:

@@ -26,7 +26,7 @@ from .clients import (
     eventually,
     read_error,
     read_json,
-    sent,
+    sent_messages,
     stream_of,
     system_of,
     tool_names,
@@ -142,17 +142,17 @@ async def test_run_in_session_uses_history(api: Api) -> None:
     first = await submitted(api, "first", session_id="kitchen", conversation_history=before)
     assert first["session_id"] == "kitchen"
     await wait_for_end(api, first["run_id"])
-    assert sent(api.model.requests[0]) == [("user", "x"), ("assistant", "y"), ("user", "first")]
+    assert sent_messages(api.model.requests[0]) == [("user", "x"), ("assistant", "y"), ("user", "first")]
     assert "Be kind." in system_of(api.model.requests[0])
     body = {"input": "second", "conversation_history": before}
     async with api.post(RUNS, body, headers={"X-Hermes-Session-Id": "kitchen"}) as response:
         second = await read_json(response, 202)
         assert response.headers["X-Hermes-History"] == "stored; messages=4; ignored=2"
     await wait_for_end(api, second["run_id"])
-    assert [text for _, text in sent(api.model.requests[1])] == ["x", "y", "first", "One.", "second"]
+    assert [text for _, text in sent_messages(api.model.requests[1])] == ["x", "y", "first", "One.", "second"]
     items = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     await run_to_end(api, items)
-    assert [text for _, text in sent(api.model.requests[2])] == ["a", "b", "c"]
+    assert [text for _, text in sent_messages(api.model.requests[2])] == ["a", "b", "c"]
 
 
 async def test_run_continues_stored_response(api: Api) -> None:
@@ -161,7 +161,7 @@ async def test_run_continues_stored_response(api: Api) -> None:
         response_id = (await read_json(response))["id"]
     run = await run_to_end(api, "Why?", previous_response_id=response_id)
     assert run["output"] == "Because."
-    assert [text for _, text in sent(api.model.requests[1])] == ["What colour?", "Blue.", "Why?"]
+    assert [text for _, text in sent_messages(api.model.requests[1])] == ["What colour?", "Blue.", "Why?"]
     async with api.post(RUNS, {"input": "x", "previous_response_id": response_id, "session_id": "other"}) as response:
         await read_error(response, 400, "session_conflict", "previous_response_id")
     async with api.post(RUNS, {"input": "x", "previous_response_id": "resp_none"}) as response:
@@ -239,7 +239,7 @@ async def test_run_waits_for_its_session(start: Start) -> None:
     second = (await submitted(api, session_id="s"))["run_id"]
     assert (await get_json(api, f"{RUNS}/{second}"))["status"] == "queued"
     assert {run["run_id"] for run in (await get_json(api, f"{RUNS}?status=queued"))["data"]} == {second}
-    held_model.let_all()
+    held_model.release_all()
     assert [(await wait_for_end(api, run_id))["output"] for run_id in (first, second)] == ["One.", "Two."]
     queued = (await events(api, second))[0].data
     assert (queued["event"], queued["session_id"], queued["position"]) == ("run.queued", "s", 1)
@@ -261,9 +261,9 @@ async def test_run_events_are_same_live_and_replayed(start: Start) -> None:
     live = [asyncio.create_task(events(api, run_id, **headers)) for _ in range(2)]
     await held_model.wait_for_request()
     for _ in range(8):
-        held_model.let()
+        held_model.release()
         await asyncio.sleep(0)
-    held_model.let_all()
+    held_model.release_all()
     live_events = await live[0]
     assert live_events == await live[1] == await events(api, run_id, **headers)
     assert names(live_events) == [
@@ -332,9 +332,9 @@ async def test_disconnect_of_events_reader_changes_nothing(start: Start) -> None
     run_id = (await submitted(api))["run_id"]
     async with api.get(f"{RUNS}/{run_id}/events") as response:
         stream = Stream(response)
-        held_model.let(2)
+        held_model.release(2)
         await stream.until(lambda item: item.data["event"] == "message.delta")
-    held_model.let_all()
+    held_model.release_all()
     assert (await wait_for_end(api, run_id))["output"] == "Hello."
     await held_model.stop()
 
@@ -434,7 +434,7 @@ async def test_finished_run_can_be_deleted_and_session_stays(start: Start) -> No
     await held_model.wait_for_request()
     async with api.delete(f"{RUNS}/{run_id}") as response:
         await read_error(response, 409, "run_active")
-    held_model.let_all()
+    held_model.release_all()
     await wait_for_end(api, run_id)
     async with api.delete(f"{RUNS}/{run_id}") as response:
         assert (await read_json(response))["deleted"] is True
@@ -455,7 +455,7 @@ async def test_run_stop(start: Start) -> None:
     run_id = (await submitted(api))["run_id"]
     async with api.get(f"{RUNS}/{run_id}/events") as response:
         stream = Stream(response)
-        held_model.let(2)
+        held_model.release(2)
         await stream.until(lambda item: item.data["event"] == "message.delta")
         for _ in range(2):
             async with api.post(f"{RUNS}/{run_id}/stop") as stopped:
@@ -471,7 +471,7 @@ async def test_run_stop(start: Start) -> None:
     for path, body in (("stop", None), ("steer", {"text": "x"})):
         async with api.post(f"{RUNS}/{run_id}/{path}", body) as response:
             await read_error(response, 409, "run_finished")
-    held_model.let_all()
+    held_model.release_all()
     await held_model.stop()
 
 
@@ -485,7 +485,7 @@ async def test_queued_run_stop(start: Start) -> None:
     async with api.post(f"{RUNS}/{second}/stop") as response:
         await read_json(response)
     assert (await wait_for_end(api, second))["status"] == "cancelled"
-    held_model.let_all()
+    held_model.release_all()
     assert (await wait_for_end(api, first))["status"] == "completed"
     await held_model.stop()
 

@@ -296,7 +296,7 @@ async def test_busy_session_is_not_compacted(start: Start) -> None:
     )
     async with api.post(f"{SESSIONS}/s/compact") as response:
         await read_error(response, 409, "session_busy")
-    held_model.let_all()
+    held_model.release_all()
     await turn
     await held_model.stop()
 

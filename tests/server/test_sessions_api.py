@@ -14,7 +14,18 @@ from hermes.store.sessions import SessionDB
 from hermes.tools.framework.registry import Registry, ToolContext, ToolDef
 from support.model_server import Call, Reply
 
-from .clients import Frame, HeldModel, Json, Stream, eventually, read_error, read_json, sent, stream_of, system_of
+from .clients import (
+    Frame,
+    HeldModel,
+    Json,
+    Stream,
+    eventually,
+    read_error,
+    read_json,
+    sent_messages,
+    stream_of,
+    system_of,
+)
 from .conftest import Api, Start
 
 SESSIONS = "/api/sessions"
@@ -469,7 +480,7 @@ async def test_session_fork_copies_finished_turns_only(start: Start) -> None:
     await held_model.start()
     api = await start(settings=held_model.settings)
     await create_session(api, id="s")
-    held_model.let_all()
+    held_model.release_all()
     await chat(api, "s", "first")
     held_model._open = False
     held_model._gate = asyncio.Semaphore(0)
@@ -479,7 +490,7 @@ async def test_session_fork_copies_finished_turns_only(start: Start) -> None:
         fork = (await read_json(response, 201))["session"]["id"]
     running = (await get_json(api, f"{SESSIONS}/s"))["session"]["active_run_id"]
     assert running.startswith("run_")
-    held_model.let_all()
+    held_model.release_all()
     assert (await turn)["run_id"] == running
     copied = (await get_json(api, f"{SESSIONS}/{fork}/messages"))["data"]
     assert [message["content"] for message in copied] == ["first", "One."]
@@ -503,7 +514,7 @@ async def test_session_chat_uses_stored_history(api: Api) -> None:
         assert response.headers["X-Hermes-Session-Id"] == "s"
         assert response.headers["X-Hermes-History"] == "stored; messages=2; ignored=0"
     request = api.model.requests[1]
-    assert sent(request) == [("user", "first"), ("assistant", "One."), ("user", "second")]
+    assert sent_messages(request) == [("user", "first"), ("assistant", "One."), ("user", "second")]
     assert "Speak plainly." in system_of(request) and "In short." in system_of(request)
     session = (await get_json(api, f"{SESSIONS}/s"))["session"]
     assert session["message_count"] == 4 and session["active_run_id"] is None and session["api_call_count"] == 2
@@ -580,7 +591,7 @@ async def test_busy_session_is_not_deleted_and_takes_no_second_turn(start: Start
         assert response.headers["X-Hermes-Run-Id"] == running
     async with api.patch(f"{SESSIONS}/s", {"title": "Meanwhile"}) as response:
         await read_json(response)
-    held_model.let_all()
+    held_model.release_all()
     assert (await turn)["run_id"] == running
     async with api.delete(f"{SESSIONS}/s") as response:
         assert await read_json(response) == {"object": "hermes.session.deleted", "id": "s", "deleted": True}
@@ -649,7 +660,7 @@ async def test_session_stream_first_events_are_immediate(start: Start) -> None:
     async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "hi"}) as response:
         stream = Stream(response)
         assert [(await stream.next()).event for _ in range(2)] == ["run.started", "message.started"]
-        held_model.let_all()
+        held_model.release_all()
         assert (await stream.rest())[-1].event == "done"
     await held_model.stop()
 
@@ -677,7 +688,7 @@ async def test_session_stream_interrupt_ends_as_cancelled(start: Start) -> None:
     await create_session(api, id="s")
     async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "hi"}) as response:
         stream = Stream(response)
-        held_model.let(2)
+        held_model.release(2)
         frames = await stream.until(lambda item: item.event == "assistant.delta")
         async with api.post(f"/v1/runs/{frames[0].data['run_id']}/stop") as stopped:
             assert (await read_json(stopped))["status"] == "stopping"
@@ -687,7 +698,7 @@ async def test_session_stream_interrupt_ends_as_cancelled(start: Start) -> None:
     whole = event_data(frames, "assistant.completed")
     assert whole["interrupted"] and not whole["completed"] and whole["content"].startswith("Hel")
     assert [m["content"] for m in event_data(frames, "run.cancelled")["messages"]] == [whole["content"]]
-    held_model.let_all()
+    held_model.release_all()
     await held_model.stop()
 
 
@@ -744,7 +755,7 @@ async def test_session_chat_continues_after_disconnect(start: Start, path: str) 
         request.cancel()
     else:
         (await request).close()
-    held_model.let_all()
+    held_model.release_all()
 
     async def rows() -> list[Json]:
         data: list[Json] = (await get_json(api, f"{SESSIONS}/s/messages"))["data"]
@@ -765,7 +776,7 @@ async def test_session_stream_of_resumable_turn_has_no_end(start: Start) -> None
     await create_session(api, id="s")
     async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "hi"}) as response:
         stream = Stream(response)
-        held_model.let(1)
+        held_model.release(1)
         frames = await stream.until(lambda item: item.event == "assistant.delta")
         run_id = frames[0].data["run_id"]
         async with api.get(f"/v1/runs/{run_id}/events") as following:
@@ -775,7 +786,7 @@ async def test_session_stream_of_resumable_turn_has_no_end(start: Start) -> None
     assert {item.event for item in frames} == {"run.started", "message.started", "assistant.delta"}
     run = await get_json(api, f"/v1/runs/{run_id}")
     assert (run["status"], run["finished_at"]) == ("queued", None)
-    held_model.let_all()
+    held_model.release_all()
     await held_model.stop()
 
 

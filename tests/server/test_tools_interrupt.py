@@ -24,7 +24,7 @@ from hermes.sandbox.mounts import Place
 from support.model_server import Call, Reply, Request
 from tools.commanding import new_mark, running
 
-from .clients import Stream, Wire, eventually, read_json, user
+from .clients import RawConnection, Stream, eventually, read_json, user
 from .conftest import Api, Start
 
 Json = dict[str, Any]
@@ -211,7 +211,7 @@ async def test_interrupt_ends_script_and_children(process_tree: ProcessTree, own
 async def test_disconnect_ends_command_and_children(process_tree: ProcessTree, stream: bool) -> None:
     process_tree.plant("sleep {mark}")
     process_tree.api.model.script = [Reply(tool_calls=[terminal()])]
-    wire = await Wire.open(process_tree.api.url)
+    wire = await RawConnection.open(process_tree.api.url)
     key = process_tree.api.client.headers["Authorization"]
     await wire.request("POST", "/v1/chat/completions", user(stream=stream), Authorization=key)
     await process_tree.grown(TREE_SIZE + 1)
@@ -288,7 +288,7 @@ async def test_ended_turn_ends_its_background_processes(process_tree: ProcessTre
     process_tree.plant("sleep {mark}")
     process_tree.api.model.script = stalled(terminal(background=True, notify_on_complete=True))
     if "disconnect" in way:
-        wire = await Wire.open(process_tree.api.url)
+        wire = await RawConnection.open(process_tree.api.url)
         key = process_tree.api.client.headers["Authorization"]
         body = user(stream=way.startswith("stream"))
         await wire.request("POST", "/v1/chat/completions", body, Authorization=key)

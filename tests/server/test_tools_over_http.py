@@ -723,7 +723,7 @@ async def asked_and_answered(conversation: Conversation, choice: str) -> tuple[T
                 assert (conversation.workspace / "build/x").exists(), "nothing is done before the answer"
                 answer = await respond(conversation.api, turn.run_id, choice=choice, approval_id=request["approval_id"])
                 assert (answer["choice"], answer["resolved"]) == (choice, 1)
-    await conversation.settle(turn)
+    await conversation.check_records(turn)
     return turn, request
 
 
@@ -836,7 +836,7 @@ async def test_subagent_approval_is_asked_in_parent_run(conversation: Conversati
         request = turn.frames[-1].data
         await respond(conversation.api, turn.run_id, choice="once", approval_id=request["approval_id"])
         turn.frames += await stream.rest()
-    await conversation.settle(turn)
+    await conversation.check_records(turn)
     [result] = turn.answers[0]["results"]
     assert request["path"] == [result["child_run_id"]] and request["command"] == DELETE["command"]
     assert result["summary"] == "Cleaned." and not (conversation.workspace / "build").exists()

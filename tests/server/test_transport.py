@@ -15,9 +15,9 @@ from .clients import (
     JSON_TYPE,
     SECURITY,
     HeldModel,
-    RawAnswer,
+    RawConnection,
+    RawResponse,
     Stream,
-    Wire,
     check_envelope,
     check_headers,
     check_stream_headers,
@@ -178,7 +178,7 @@ PARSER = [
 
 @pytest.mark.parametrize(("data", "status", "code"), [row[1:] for row in PARSER], ids=[row[0] for row in PARSER])
 async def test_parser_errors_have_envelope(api: Api, data: bytes, status: int, code: str | None) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(data)
         answer = await wire.answer()
     assert answer.status == status
@@ -190,7 +190,7 @@ async def test_parser_errors_have_envelope(api: Api, data: bytes, status: int, c
 
 async def test_request_head_timeout_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.server.application.HEADERS_S_MAX", 0.05)
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(b"GET /health HTTP/1.1\r\nHost: x\r\n")
         answer = await wire.answer()
     assert answer.status == 408
@@ -199,7 +199,7 @@ async def test_request_head_timeout_is_408(api: Api, monkeypatch: pytest.MonkeyP
 
 
 async def test_second_request_head_timeout_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.request("GET", "/health")
         assert (await wire.answer()).status == 200
         monkeypatch.setattr("hermes.server.application.HEADERS_S_MAX", 0.05)
@@ -209,10 +209,10 @@ async def test_second_request_head_timeout_is_408(api: Api, monkeypatch: pytest.
 
 
 async def test_keep_alive_connection_serves_several_requests(api: Api) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         for _ in range(3):
             await wire.request("GET", "/health")
-            answer: RawAnswer = await wire.answer()
+            answer: RawResponse = await wire.answer()
             assert (answer.status, answer.json["status"]) == (200, "ok")
 
 
@@ -266,7 +266,7 @@ async def test_wrong_method_is_405_with_allow(api: Api, method: str, path: str, 
     ],
 )
 async def test_unknown_path_is_404_without_key(api: Api, path: str) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.request("GET", path)
         answer = await wire.answer()
     assert answer.status == 404
@@ -328,7 +328,7 @@ async def test_auth_scheme_is_case_insensitive(api: Api, scheme: str) -> None:
 
 
 async def test_non_text_key_is_rejected(api: Api) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\x80\r\n\r\n")
         answer = await wire.answer()
     assert answer.status == 400
@@ -470,7 +470,7 @@ async def test_cors_same_origin_page_is_allowed(start: Start, key: str) -> None:
 )
 async def test_open_server_checks_host_header(start: Start, host: str, status: int) -> None:
     api = await start(key="", allowed_hosts=["named.lan"])
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n")
         answer = await wire.answer()
     assert answer.status == status
@@ -506,7 +506,7 @@ async def test_stream_keepalive(start: Start) -> None:
             await stream.next()
             assert await stream.block() == ": keepalive"
             assert await stream.block() == ": keepalive"
-            model.let_all()
+            model.release_all()
             await stream.rest()
 
 
@@ -517,7 +517,7 @@ async def test_health_answers_while_turns_run(start: Start) -> None:
         await model.wait_for_request(3)
         async with api.get("/health") as response:
             assert (await read_json(response))["status"] == "ok"
-        model.let_all()
+        model.release_all()
         await asyncio.gather(*turns)
 
 

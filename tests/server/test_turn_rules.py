@@ -10,7 +10,7 @@ import pytest
 
 from support.model_server import Reply
 
-from .clients import HeldModel, Json, Wire, eventually, read_error, read_json, user
+from .clients import HeldModel, Json, RawConnection, eventually, read_error, read_json, user
 from .conftest import Api, Start
 from .test_backpressure import Flood
 
@@ -94,7 +94,7 @@ async def test_waiting_turns_per_session_are_limited(start: Start) -> None:
         async with api.post(CHAT, user("hi"), headers=HALL) as response:
             await read_error(response, 409, "session_busy")
             assert int(response.headers["Retry-After"]) >= 1
-        model.let_all()
+        model.release_all()
         for answer in await asyncio.gather(*turns):
             await read_json(answer)
 
@@ -113,7 +113,7 @@ async def test_busy_session_can_be_renamed_and_forked_but_not_deleted(start: Sta
         async with api.get("/api/sessions/copy/messages") as response:
             # Only turns that have ended are copied.
             assert (await read_json(response))["data"] == []
-        model.let_all()
+        model.release_all()
         await read_json(await turn)
         async with api.delete("/api/sessions/hall") as response:
             await read_json(response)
@@ -134,7 +134,7 @@ async def test_queued_run_fails_after_session_wait(start: Start) -> None:
         assert (await look())["status"] == "queued"
         run = await eventually(look, lambda value: value["finished_at"])
         assert (run["status"], run["error_code"]) == ("failed", "session_busy")
-        model.let_all()
+        model.release_all()
         await read_json(await turn)
 
 
@@ -145,7 +145,7 @@ async def test_stalled_stream_reader_is_disconnected(start: Start) -> None:
     async with Flood(40_000, ends=False) as model:
         settings = {**model.settings, "agent": {"api_max_retries": 0, "delta_window_ms": 0}}
         api = await start(settings=settings, write_stall_seconds=0.3)
-        async with await Wire.open(api.url, receive_buffer=8192) as wire:
+        async with await RawConnection.open(api.url, receive_buffer=8192) as wire:
             await wire.request("POST", CHAT, user("hi", stream=True), Authorization=api.client.headers["Authorization"])
             await wire.head()
             await model.wait_for_request()
@@ -165,7 +165,7 @@ async def test_stalled_websocket_is_closed(start: Start) -> None:
             "Authorization": api.client.headers["Authorization"],
         }
         request = b'{"type": "response.create", "input": "hi"}'
-        async with await Wire.open(api.url, receive_buffer=8192) as wire:
+        async with await RawConnection.open(api.url, receive_buffer=8192) as wire:
             await wire.request("GET", RESPONSES, **upgrade)
             assert (await wire.head()).status == 101
             await wire.send(bytes([0x81, 0x80 | len(request), 0, 0, 0, 0]) + request)

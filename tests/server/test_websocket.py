@@ -10,7 +10,7 @@ import pytest
 
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, eventually, flat, function, read_json, sent, system_of
+from .clients import HeldModel, Json, eventually, function, read_json, responses_tool, sent_messages, system_of
 from .conftest import Api, Start
 
 PATH = "/v1/responses"
@@ -101,7 +101,7 @@ async def test_websocket_turn_is_incremental(start: Start) -> None:
             await ask(socket)
             deltas = []
             for _ in range(2):
-                model.let()
+                model.release()
                 while (event := await socket.receive_json(timeout=20))["type"] != "response.output_text.delta":
                     pass
                 deltas.append(event["delta"])
@@ -130,14 +130,14 @@ async def test_websocket_requests_are_queued_in_order_and_limited(start: Start) 
                 events.append(event)
             assert event["error"]["code"] == "rate_limit_exceeded"
             assert len(model.requests) <= 1
-            model.let_all()
+            model.release_all()
             answers = []
             while len(answers) < 9:
                 event = await socket.receive_json(timeout=20)
                 if event["type"] in FINAL:
                     answers.append(event["response"]["output"][0]["content"][0]["text"])
     assert answers == [f"answer {n}" for n in range(9)]
-    assert [sent(request)[-1][1] for request in model.requests] == [f"question {n}" for n in range(9)]
+    assert [sent_messages(request)[-1][1] for request in model.requests] == [f"question {n}" for n in range(9)]
 
 
 async def test_websocket_unstored_chains(api: Api) -> None:
@@ -147,14 +147,14 @@ async def test_websocket_unstored_chains(api: Api) -> None:
         for number in range(10):
             answer = await turn(socket, f"question {number}", store=False, **previous)
             previous = {"previous_response_id": answer["id"]}
-    assert [len(sent(request)) for request in api.model.requests] == [2 * n + 1 for n in range(10)]
+    assert [len(sent_messages(request)) for request in api.model.requests] == [2 * n + 1 for n in range(10)]
     async with api.get(f"{PATH}/{answer['id']}") as response:
         assert response.status == 404
 
 
 async def test_websocket_client_tool_round_trip(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="It is on.")]
-    tools = [flat(function("lamp", room={"type": "string"}))]
+    tools = [responses_tool(function("lamp", room={"type": "string"}))]
     async with connect(api) as socket:
         response = await turn(socket, "light", tools=tools, store=False)
         assert response["output"][-1]["call_id"] == "call_lamp"
@@ -198,8 +198,8 @@ async def test_websocket_warm_up_runs_no_turn(api: Api, fields: Json, before: li
         response = await turn(socket, "one", store=False, previous_response_id=warm["id"])
         await turn(socket, "two", store=False, previous_response_id=response["id"])
     first, second = api.model.requests
-    assert sent(first) == [*before, ("user", "one")]
-    assert sent(second) == [*before, ("user", "one"), ("assistant", "Hello."), ("user", "two")]
+    assert sent_messages(first) == [*before, ("user", "one")]
+    assert sent_messages(second) == [*before, ("user", "one"), ("assistant", "Hello."), ("user", "two")]
     if "Be brief." in str(fields):
         assert all("Be brief." in system_of(request) for request in (first, second))
 
@@ -215,8 +215,8 @@ async def test_websocket_warm_up_continues_stored_response(api: Api) -> None:
         await socket.send_json(second)
         warm = (await answer(socket))[-1]["response"]
         await turn(socket, "three", previous_response_id=warm["id"])
-    assert [text for _, text in sent(api.model.requests[1])] == ["one", "a", "two"]
-    assert [text for _, text in sent(api.model.requests[2])] == ["one", "a", "and", "three"]
+    assert [text for _, text in sent_messages(api.model.requests[1])] == ["one", "a", "two"]
+    assert [text for _, text in sent_messages(api.model.requests[2])] == ["one", "a", "and", "three"]
 
 
 async def test_websocket_continues_any_stored_response(api: Api) -> None:
@@ -227,7 +227,7 @@ async def test_websocket_continues_any_stored_response(api: Api) -> None:
         second = await turn(socket, "two", previous_response_id=first)
     async with api.post(PATH, {"input": "three", "previous_response_id": second["id"]}) as response:
         await read_json(response)
-    assert [text for _, text in sent(api.model.requests[2])] == ["one", "a", "two", "b", "three"]
+    assert [text for _, text in sent_messages(api.model.requests[2])] == ["one", "a", "two", "b", "three"]
 
 
 async def test_websocket_large_request(api: Api) -> None:
@@ -313,7 +313,7 @@ async def test_websocket_concurrency_cap(start: Start) -> None:
             await ask(socket)
             error_event = await error(socket)
             assert (error_event["status"], error_event["code"]) == (429, "rate_limit_exceeded")
-            model.let_all()
+            model.release_all()
             await first
             assert (await turn(socket))["status"] == "completed"
 
@@ -326,7 +326,7 @@ async def test_websocket_disconnect_cancels_turn(start: Start) -> None:
         api = await start(settings=model.settings)
         async with connect(api) as socket:
             await ask(socket)
-            model.let()
+            model.release()
             response_id = (await socket.receive_json(timeout=20))["response"]["id"]
             while (await socket.receive_json(timeout=20))["type"] != "response.output_text.delta":
                 pass

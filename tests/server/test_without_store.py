@@ -8,7 +8,7 @@ import pytest
 
 from support.model_server import Reply
 
-from .clients import Json, read_error, read_json, sent, stream_of, user
+from .clients import Json, read_error, read_json, sent_messages, stream_of, user
 from .conftest import Api, Start
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -30,7 +30,7 @@ async def test_chat_without_store_is_unrecorded(broken: Api) -> None:
     async with broken.post(CHAT, user("hi"), headers={"X-Hermes-Session-Id": "hall"}) as response:
         await read_json(response)
         assert response.headers["X-Hermes-Session-Id"] == "hall"
-    assert sent(broken.model.requests[-1]) == [("user", "hi")]
+    assert sent_messages(broken.model.requests[-1]) == [("user", "hi")]
 
 
 async def test_unstored_responses_without_store(broken: Api) -> None:

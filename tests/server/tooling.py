@@ -88,7 +88,7 @@ class Conversation:
         async with self.open(*steps, aside=aside, message=message) as (turn, stream):
             if stream is not None:
                 turn.frames += await stream.rest()
-        await self.settle(turn)
+        await self.check_records(turn)
         return turn
 
     @asynccontextmanager
@@ -134,7 +134,7 @@ class Conversation:
 
         return handle
 
-    async def settle(self, turn: Turn, end: str = "run.completed") -> None:
+    async def check_records(self, turn: Turn, end: str = "run.completed") -> None:
         """Read the run's record, and see that all surfaces tell the same of every call."""
         turn.events = await events(self.api, turn.run_id)
         assert turn.events[-1]["event"] == end, turn.events[-1]

@@ -109,7 +109,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Said:
+class SentCall:
     """A tool call as it is sent: with its id."""
 
     id: str
@@ -132,7 +132,7 @@ class Answer:
     model: str
     reasoning: list[str]
     text: list[str]
-    calls: list[Said]
+    calls: list[SentCall]
     encrypted: str | None
     usage: dict[str, int] | None
     body: Json
@@ -238,9 +238,11 @@ def settle(protocol: Protocol, reply: Reply, body: Json) -> Answer:
     )
 
 
-def _said(protocol: Protocol, seed: str, index: int, call: Call) -> Said:
+def _said(protocol: Protocol, seed: str, index: int, call: Call) -> SentCall:
     prefix = "toolu" if protocol == "anthropic" else "call"
-    return Said(call.id or f"{prefix}_{seed}{index:02d}", call.name, call.fragments, call.extra_content, call.custom)
+    return SentCall(
+        call.id or f"{prefix}_{seed}{index:02d}", call.name, call.fragments, call.extra_content, call.custom
+    )
 
 
 # --- Chat completions --------------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ def _chat_usage(usage: dict[str, int]) -> Json:
     }
 
 
-def _chat_call(answer: Answer, call: Said, arguments: str) -> Json:
+def _chat_call(answer: Answer, call: SentCall, arguments: str) -> Json:
     payload: Json = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
     if not answer.reply.missing_id:
         payload["id"] = call.id
@@ -375,7 +377,7 @@ def _message_item(answer: Answer, status: str) -> Item:
     return Item(added, {**base, "status": status, "content": [part]}, answer.text)
 
 
-def _call_item(answer: Answer, index: int, call: Said) -> Item:
+def _call_item(answer: Answer, index: int, call: SentCall) -> Item:
     prefix, kind, field = ("ctc", "custom_tool_call", "input") if call.custom else ("fc", "function_call", "arguments")
     base: Json = {"id": f"{prefix}_{answer.seed}{index:02d}", "type": kind, "call_id": call.id, "name": call.name}
     added = {**base, "status": "in_progress", field: ""}

@@ -35,10 +35,10 @@ def terminal(command: str, **more: Any) -> Call:
     return Call("terminal", {"command": command, **more})
 
 
-async def answer_approval(under_way: Running, choice: str) -> Json:
+async def answer_approval(active_run: Running, choice: str) -> Json:
     """The question, which is answered by that."""
-    event = await under_way.wait_for("approval.requested")
-    assert await under_way.control("approve", id=event["approval_id"], choice=choice) == "applied"
+    event = await active_run.wait_for("approval.requested")
+    assert await active_run.control("approve", id=event["approval_id"], choice=choice) == "applied"
     return event
 
 
@@ -175,8 +175,8 @@ def test_deny_pattern_matching(text: str, pattern: str, expected: bool) -> None:
 async def test_approval_choice_scope(make_harness: MakeHarness, server: ModelServer, choice: str, status: str) -> None:
     tool_session = ToolSession(make_harness, server)
     build_folder(tool_session)
-    under_way = await tool_session.begin(terminal(FLAGGED), answerable=True)
-    request = await answer_approval(under_way, choice)
+    active_run = await tool_session.begin(terminal(FLAGGED), answerable=True)
+    request = await answer_approval(active_run, choice)
     assert (request["kind"], request["subject"], request["rules"], request["reviewer"]) == (
         "command",
         FLAGGED,
@@ -184,7 +184,7 @@ async def test_approval_choice_scope(make_harness: MakeHarness, server: ModelSer
         None,
     )
     assert (request["choices"], "deletes" in request["reason"]) == (["once", "session", "always", "deny"], True)
-    run = await under_way.end()
+    run = await active_run.end()
     assert (run.tool_results()[0]["status"], decided(run)) == (status, [(choice, "user")])
     if status == "blocked":
         assert "The user did not allow it." in run.tool_results()[0]["reason"]
@@ -221,10 +221,10 @@ async def test_always_choice_availability(
     make_harness: MakeHarness, server: ModelServer, command: str, fields: Json, always: bool
 ) -> None:
     tool_session = ToolSession(make_harness, server)
-    under_way = await tool_session.begin(terminal(command), answerable=True, **fields)
-    request = await answer_approval(under_way, "deny")
+    active_run = await tool_session.begin(terminal(command), answerable=True, **fields)
+    request = await answer_approval(active_run, "deny")
     assert request["choices"] == ["once", "session", *(["always"] if always else []), "deny"]
-    await under_way.end()
+    await active_run.end()
 
 
 @pytest.mark.parametrize(
@@ -259,10 +259,10 @@ async def test_approval_timeout(make_harness: MakeHarness, server: ModelServer) 
 
 async def test_interrupt_during_approval(make_harness: MakeHarness, server: ModelServer) -> None:
     tool_session = ToolSession(make_harness, server)
-    under_way = await tool_session.begin(terminal(FLAGGED), answerable=True)
-    await under_way.wait_for("approval.requested")
-    await under_way.control("interrupt")
-    run = await under_way.end()
+    active_run = await tool_session.begin(terminal(FLAGGED), answerable=True)
+    await active_run.wait_for("approval.requested")
+    await active_run.control("interrupt")
+    run = await active_run.end()
     assert decided(run) == [("deny", "interrupt")] and "tool.started" not in run.types
     await nothing_left(server)
 
@@ -270,10 +270,10 @@ async def test_interrupt_during_approval(make_harness: MakeHarness, server: Mode
 async def test_approval_text_is_complete_and_redacted(make_harness: MakeHarness, server: ModelServer) -> None:
     tool_session = ToolSession(make_harness, server)
     text = " ".join(f"word{n}" for n in range(3000))
-    under_way = await tool_session.begin(terminal(f"rm -r build {text} {KEY} end"), answerable=True)
-    request = await answer_approval(under_way, "deny")
+    active_run = await tool_session.begin(terminal(f"rm -r build {text} {KEY} end"), answerable=True)
+    request = await answer_approval(active_run, "deny")
     assert request["subject"] == f"rm -r build {text} [redacted] end"
-    await under_way.end()
+    await active_run.end()
 
 
 async def test_approvals_are_sequential_and_block_only_conflicting_calls(
@@ -289,11 +289,11 @@ async def test_approvals_are_sequential_and_block_only_conflicting_calls(
         tool("ask", ask, scope=lambda args: frozenset({args["a"]})), tool("look", scope=lambda _: frozenset())
     )
     calls = [Call("ask", {"a": "one"}), Call("ask", {"a": "two"}), Call("look")]
-    under_way = await tool_session.begin(*calls, answerable=True)
-    await under_way.wait_for("tool.finished")  # the one that need not wait
-    request = await answer_approval(under_way, "session")
+    active_run = await tool_session.begin(*calls, answerable=True)
+    await active_run.wait_for("tool.finished")  # the one that need not wait
+    request = await answer_approval(active_run, "session")
     assert (request["kind"], request["choices"]) == ("mcp", ["once", "session", "deny"])
-    run = await under_way.end()
+    run = await active_run.end()
     assert run.event("approval.requested")
     assert decided(run) == [("session", "user"), ("once", "rule")], "the second one is granted with the first"
     assert run.tool_results()[:2] == [{"done": "one"}, {"done": "two"}]
@@ -337,11 +337,11 @@ async def test_write_grant_for_folder_outside_workspace(
     tool_session.offer(tool("write", write))
     answers = []
     for choice in ("deny", "once", "session", None):
-        under_way = await tool_session.begin(Call("write"), answerable=True)
+        active_run = await tool_session.begin(Call("write"), answerable=True)
         if choice is not None:
-            request = await answer_approval(under_way, choice)
+            request = await answer_approval(active_run, choice)
             assert (request["kind"], request["subject"]) == ("write", str(outside))
-        [answer] = (await under_way.end()).tool_results()
+        [answer] = (await active_run.end()).tool_results()
         answers.append(answer.get("needs", answer.get("status")))
     assert answers == ["blocked", "None", "None", "None"]
 
@@ -357,10 +357,10 @@ async def test_approval_for_other_tools(
         return {"ok": True}
 
     tool_session.offer(tool("ask", ask))
-    under_way = await tool_session.begin(Call("ask"), answerable=True)
-    request = await answer_approval(under_way, "once")
+    active_run = await tool_session.begin(Call("ask"), answerable=True)
+    request = await answer_approval(active_run, "once")
     assert (request["choices"], request["rules"], request["subject"]) == (choices, [], "delete it [redacted]")
-    assert (await under_way.end()).tool_results() == [{"ok": True}]
+    assert (await active_run.end()).tool_results() == [{"ok": True}]
 
 
 # ---- the reviewer
@@ -382,8 +382,8 @@ async def smart(
 
 
 async def test_smart_approval_reviewer_approves_once(make_harness: MakeHarness, server: ModelServer) -> None:
-    tool_session, under_way = await smart(make_harness, server, verdict("approve"))
-    run = await under_way.end()
+    tool_session, active_run = await smart(make_harness, server, verdict("approve"))
+    run = await active_run.end()
     assert (run.tool_results()[0]["status"], decided(run)) == ("ok", [("once", "reviewer")])
     assert run.events_of("usage")[1]["task"] == "approval"
     assert not tool_session.harness.app.services.session_states.of("default", "s1").granted
@@ -401,12 +401,12 @@ async def test_smart_approval_reviewer_approves_once(make_harness: MakeHarness, 
 async def test_smart_approval_reviewer_escalates_to_user(
     make_harness: MakeHarness, server: ModelServer, decision: str, choices: list[str]
 ) -> None:
-    _, under_way = await smart(make_harness, server, verdict(decision, "It deletes more than that."))
-    request = await answer_approval(under_way, "once")
+    _, active_run = await smart(make_harness, server, verdict(decision, "It deletes more than that."))
+    request = await answer_approval(active_run, "once")
     assert request["choices"] == choices
     assert request["reviewer"] == {"decision": decision, "reason": "It deletes more than that."}
     assert "It deletes more than that." in request["reason"]
-    run = await under_way.end()
+    run = await active_run.end()
     assert (run.tool_results()[0]["status"], decided(run)) == ("ok", [("once", "user")])
 
 
@@ -425,26 +425,26 @@ async def test_smart_approval_reviewer_escalates_to_user(
 async def test_smart_approval_invalid_reviewer_answer_is_ignored(
     make_harness: MakeHarness, server: ModelServer, reply: Reply
 ) -> None:
-    _, under_way = await smart(make_harness, server, reply)
-    request = await answer_approval(under_way, "deny")
+    _, active_run = await smart(make_harness, server, reply)
+    request = await answer_approval(active_run, "deny")
     assert (request["choices"], request["reviewer"]) == (["once", "session", "always", "deny"], None)
-    assert decided(await under_way.end()) == [("deny", "user")]
+    assert decided(await active_run.end()) == [("deny", "user")]
 
 
 async def test_smart_approval_reviewer_timeout(make_harness: MakeHarness, server: ModelServer) -> None:
     slow = Reply(text="late", stall_at=0)
     quiet = {"title_generation": {"enabled": False}}
-    _, under_way = await smart(make_harness, server, slow, auxiliary={**quiet, "approval": {"timeout": 0.2}})
+    _, active_run = await smart(make_harness, server, slow, auxiliary={**quiet, "approval": {"timeout": 0.2}})
     async with asyncio.timeout(SURELY_S):
-        request = await answer_approval(under_way, "deny")
+        request = await answer_approval(active_run, "deny")
         assert request["reviewer"] is None
-        await under_way.end()
+        await active_run.end()
 
 
 async def test_smart_approval_reviewer_answer_in_code_fence(make_harness: MakeHarness, server: ModelServer) -> None:
     reply = Reply(text='```json\n{"decision": "approve", "reason": "x"}\n```')
-    _, under_way = await smart(make_harness, server, reply)
-    assert decided(await under_way.end()) == [("once", "reviewer")]
+    _, active_run = await smart(make_harness, server, reply)
+    assert decided(await active_run.end()) == [("once", "reviewer")]
 
 
 async def test_smart_approval_reviewer_is_not_asked_for_denied_or_granted(

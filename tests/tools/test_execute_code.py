@@ -152,11 +152,11 @@ async def test_script_tool_calls_pass_every_guard(make_harness: MakeHarness, ser
     tool_session = ToolSession(make_harness, server, "bubblewrap")
     (tool_session.workspace / "build").mkdir(parents=True)
     text = "from hermes_tools import terminal\nfor c in ('rm -rf /', 'rm -r build'): print(terminal(c)['status'])"
-    under_way = await tool_session.begin(script(text), answerable=True)
-    event = await under_way.wait_for("approval.requested")
+    active_run = await tool_session.begin(script(text), answerable=True)
+    event = await active_run.wait_for("approval.requested")
     assert (event["call_id"], event["kind"], event["subject"]) == ("call_x.2", "command", "rm -r build")
-    await under_way.control("approve", id=event["approval_id"], choice="once")
-    run = await under_way.end()
+    await active_run.control("approve", id=event["approval_id"], choice="once")
+    run = await active_run.end()
     assert run.tool_results()[0]["stdout"] == "blocked\nok\n"
     assert [event["by"] for event in run.events_of("approval.resolved")] == ["rule", "user"]
 
@@ -210,12 +210,12 @@ async def test_script_without_sandbox_is_shown_for_approval(
 ) -> None:
     tool_session = ToolSession(make_harness, server)
     text = f"print('hello')\n# {KEY}\n" + "# more\n" * 500
-    under_way = await tool_session.begin(script(text), answerable=True)
-    event = await under_way.wait_for("approval.requested")
+    active_run = await tool_session.begin(script(text), answerable=True)
+    event = await active_run.wait_for("approval.requested")
     assert (event["kind"], event["choices"]) == ("code", ["once", "session", "deny"])
     assert event["subject"] == text.replace(KEY, "[redacted]")
-    await under_way.control("approve", id=event["approval_id"], choice=choice)
-    run = await under_way.end()
+    await active_run.control("approve", id=event["approval_id"], choice=choice)
+    run = await active_run.end()
     assert run.tool_results()[0]["status"] == status
     again = await tool_session.call("execute_code", {"code": text})
     assert again["status"] == ("ok" if choice == "session" else "blocked")
@@ -251,15 +251,15 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 print('before')
 print(terminal('echo inside; sleep {mark}'))
 """
-    under_way = await tool_session.begin(script(text), persist=True)
-    await under_way.until(
+    active_run = await tool_session.begin(script(text), persist=True)
+    await active_run.until(
         lambda events: any(e["type"] == "tool.output" and e["call_id"] == "call_x.1" for e in events), SURELY_S
     )
     async with asyncio.timeout(SURELY_S):
-        await under_way.control("interrupt")
-        ended = await under_way.until(lambda events: [e for e in events if e["type"] == "tool.finished"], SURELY_S)
+        await active_run.control("interrupt")
+        ended = await active_run.until(lambda events: [e for e in events if e["type"] == "tool.finished"], SURELY_S)
         assert (ended[0]["call_id"], ended[0]["status"]) == ("call_x.1", "interrupted")
-        run = await under_way.end()
+        run = await active_run.end()
     answer = run.tool_results()[-1]
     assert (answer["status"], answer["exit_code"], answer["stdout"]) == ("interrupted", 130, "before\n")
     assert run.final["type"] == "run.cancelled"

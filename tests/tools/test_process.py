@@ -161,10 +161,10 @@ async def test_background_completion_is_told_to_running_turn(tool_session: ToolS
     }
     wait = "touch go; until [ -e told ]; do sleep 0.01; done"
     more = (Reply(tool_calls=[Call("terminal", {"command": wait}, id="call_w")]),)
-    under_way = await tool_session.begin(Call("terminal", command), replies=more)
-    steered = await under_way.wait_for("control.received")
+    active_run = await tool_session.begin(Call("terminal", command), replies=more)
+    steered = await active_run.wait_for("control.received")
     (tool_session.workspace / "told").touch()
-    run = await under_way.end()
+    run = await active_run.end()
     assert (steered["control"], steered["by"]) == ("steer", "process")
     assert run.event("steer.applied")["where"] == "call_w"
     content = run.result["messages"][-2]["content"]

@@ -203,18 +203,18 @@ def test_output_head_and_tail(line_count: int, expected: str) -> None:
 async def test_terminal_output_is_streamed(make_harness: MakeHarness, server: ModelServer, backend: str) -> None:
     tool_session = allowed(make_harness, server, backend)
     command = "echo one; until [ -e go ]; do sleep 0.01; done; printf two; until [ -e on ]; do sleep 0.01; done"
-    under_way = await tool_session.begin(Call("terminal", {"command": command}))
+    active_run = await tool_session.begin(Call("terminal", {"command": command}))
 
     def output_text(events: list[Json]) -> str:
         return "".join(event["text"] for event in events if event["type"] == "tool.output")
 
-    await under_way.until(lambda events: output_text(events) == "one\n", SURELY_S)
+    await active_run.until(lambda events: output_text(events) == "one\n", SURELY_S)
     (tool_session.workspace / "go").touch()
-    await under_way.until(
+    await active_run.until(
         lambda events: output_text(events) == "one\ntwo", SURELY_S
     )  # no line, but a moment has passed
     (tool_session.workspace / "on").touch()
-    assert (await under_way.end()).tool_results()[0]["output"] == "one\ntwo"
+    assert (await active_run.end()).tool_results()[0]["output"] == "one\ntwo"
 
 
 async def test_terminal_output_is_redacted(tool_session: ToolSession, home_folder: Path) -> None:
@@ -250,11 +250,11 @@ async def test_terminal_interrupt_ends_process_group_and_keeps_output(
     await tool_session.run(Call("terminal", {"command": "true"}), persist=True)
     before = descriptors()
     command = f"trap 'echo bye; exit' INT; echo hello; (sleep {mark} | sleep {mark}) & wait"
-    under_way = await tool_session.begin(Call("terminal", {"command": f"sh -c {command!r}"}), persist=True)
-    await under_way.wait_for("tool.output")
+    active_run = await tool_session.begin(Call("terminal", {"command": f"sh -c {command!r}"}), persist=True)
+    await active_run.wait_for("tool.output")
     async with asyncio.timeout(SURELY_S):
-        await under_way.control("interrupt")
-        run = await under_way.end()
+        await active_run.control("interrupt")
+        run = await active_run.end()
     answer = run.tool_results()[-1]
     assert (answer["status"], answer["exit_code"], answer["code"]) == ("interrupted", 130, "interrupted")
     assert answer["output"].startswith("hello\n")
@@ -270,10 +270,10 @@ async def test_terminal_interrupt_of_parallel_calls_is_graceful(tool_session: To
     calls = [Call("terminal", {"command": slow}), Call("process", {"action": "wait", "session_id": "proc_00000000"})]
     background = (await tool_session.sh(f"sleep {mark}", background=True))["session_id"]
     calls[1] = Call("process", {"action": "wait", "session_id": background})
-    under_way = await tool_session.begin(*calls)
-    await under_way.wait_for("tool.output")
-    await under_way.control("interrupt")
-    answers = (await under_way.end()).tool_results()
+    active_run = await tool_session.begin(*calls)
+    await active_run.wait_for("tool.output")
+    await active_run.control("interrupt")
+    answers = (await active_run.end()).tool_results()
     assert (answers[0]["output"], answers[0]["status"]) == ("hello\nbye\n", "interrupted")
     assert answers[1] == {"status": "interrupted"}
 
