@@ -1,4 +1,4 @@
-"""Fixtures of the bus tests: those of the agent's, a NATS server for all of them, and one of a test's own."""
+"""Fixtures of the bus tests: those of the agent's tests, a shared NATS server, and one per test."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ __all__ = ["harness", "make_harness", "one_tls_context", "quick", "server"]
 
 @pytest.fixture(scope="session")
 def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a NATS server: a test takes a namespace of its own there."""
+    """The address of a shared NATS server; each test uses its own namespace."""
     if url := os.environ.get("HERMES_TEST_NATS_URL"):
         yield url
         return

@@ -1,4 +1,4 @@
-"""An editor as the SDK's own client side makes one: `hermes acp` behind real pipes, with buffers, answers and a record."""
+"""An ACP editor built with the SDK's client: `hermes acp` over real pipes, with open buffers and a record of updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command in a home: as a function, in a folder with a scripted model, with or without a server beside it."""
+"""Runs `hermes` commands: in this process, as a process or at a terminal; with a scripted model, and a server if wanted."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .terminal import Terminal
 
 KEY = "q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa"
 HERMES = [sys.executable, "-m", "hermes"]
-# Titles are asked for behind the back of a turn, and would eat the script of a test about something else.
+# The request for a title would consume a reply of the script in tests about something else.
 SETTINGS = "auxiliary: {title_generation: {enabled: false}}\nterminal: {backend: local}\nagent: {api_max_retries: 0}\n"
 
 
 class CompletedCommand(NamedTuple):
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     returncode: int
     stdout: str
@@ -41,7 +41,7 @@ class CompletedCommand(NamedTuple):
 
 
 class Cli:
-    """Where a command is run."""
+    """Runs commands in a home and a folder of their own."""
 
     def __init__(self, home: Path, folder: Path, model: ModelServer, stack: contextlib.ExitStack) -> None:
         self.home, self.folder, self.model, self._stack = home, folder, model, stack
@@ -63,7 +63,7 @@ class Cli:
         self.model.script = list(replies)
 
     def run(self, *args: str, stdin: str = "", **env: str) -> CompletedCommand:
-        """The command, to its end. It is run in this process, which spares its start."""
+        """Run a command in this process, which is faster than starting one."""
         out, err = io.StringIO(), io.StringIO()
         (self.home.parent / "stdin").write_text(stdin)
         with (
@@ -81,7 +81,7 @@ class Cli:
         return CompletedCommand(code, out.getvalue(), err.getvalue())
 
     def start(self, *args: str) -> subprocess.Popen[str]:
-        """The command, under way."""
+        """Start a command as a process."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = HermesProcess([*HERMES, *args], env=self.env, cwd=self.folder, text=True, **pipes)
         self._stack.callback(process.communicate)
@@ -89,14 +89,14 @@ class Cli:
         return process
 
     def terminal(self, *args: str, **more: Any) -> Terminal:
-        """The command at a terminal, its prompt shown."""
+        """Start a command at a terminal, and wait for its prompt."""
         terminal = Terminal([*HERMES, *args], self.env, self.folder, **more)
         self._stack.callback(terminal.close)
         terminal.until(lambda screen: " tokens" in screen.rpartition("\n")[2])
         return terminal
 
     def serve(self, *args: str) -> None:
-        """A server of the home beside the command, which may work in the command's folder."""
+        """Start a server of the home, which may work in the command's folder."""
         self.shared = True
         self.configure(self.more)
         self.server = self.start("gateway", "run", *(args or ("--port", "0")))
@@ -108,13 +108,13 @@ class Cli:
             return [db.get_session(session["id"]) or {} for session in db.list_sessions()]
 
     def messages(self) -> list[tuple[str, Any]]:
-        """The one conversation that there is."""
+        """Role and content of the messages of the only session."""
         [session] = self.sessions()
         with contextlib.closing(SessionDB(self.home / "state.db")) as db:
             return [(row["role"], row["content"]) for row in db.get_messages(session["id"])]
 
     def model_messages(self, at: int = -1) -> list[tuple[str, str]]:
-        """What the model was shown, but for the system prompt."""
+        """Role and text of the messages of a model request, without the system prompt."""
         return [(turn.role, turn.text) for turn in self.model.requests[at].turns if turn.role != "system"]
 
 
@@ -143,7 +143,7 @@ def hermes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.fixture
 def editor(monkeypatch: pytest.MonkeyPatch) -> Editor:
-    """Makes the editor one that runs a line of Python in which `path` is the file."""
+    """Sets $EDITOR to a line of Python in which `path` is the edited file."""
 
     def use(program: str) -> None:
         script = f"from pathlib import Path; import sys; path = Path(sys.argv[1]); {program}"
@@ -161,7 +161,7 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 @pytest.fixture(params=["here", "server"])
 def cli_or_server(cli: Cli, request: pytest.FixtureRequest) -> Cli:
-    """The same with the agent in the command's own process, and in a server."""
+    """Runs the test twice: with the agent in the command's process, and in a server."""
     if request.param == "server":
         cli.serve()
     return cli
@@ -169,7 +169,7 @@ def cli_or_server(cli: Cli, request: pytest.FixtureRequest) -> Cli:
 
 @pytest.fixture
 def elsewhere(cli: Cli) -> Cli:
-    """A server, and a command whose own home has neither a model nor this server's sessions."""
+    """A server, and commands with another home, which has no model and none of the server's sessions."""
     cli.configure(f"api_server: {{key: {KEY}}}\n")
     cli.serve()
     url = local_url(Home(cli.home))
@@ -182,5 +182,5 @@ def elsewhere(cli: Cli) -> Cli:
 
 
 def lines_of(text: str) -> list[Any]:
-    """JSON lines."""
+    """Parse JSON lines."""
     return [json.loads(line) for line in text.splitlines()]

@@ -1,4 +1,4 @@
-"""Runs that were cut off: each is taken up where its log ends, or closed with the truth, and nothing is done twice."""
+"""Recovery of interrupted runs: each is resumed where its log ends, or closed, and no effect happens twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEANWHILE = 4096
 
 
 class OrphanedRun:
-    """A run as a process left it that was killed: its log, written as that process would have written it."""
+    """A run whose process was killed: its log as that process would have written it."""
 
     def __init__(self, harness: Harness, server: ModelServer, **fields: Any) -> None:
         fields = {"persist": True, "session_id": SESSION, "answerable": True, **fields}
@@ -63,7 +63,7 @@ class OrphanedRun:
     async def say(
         self, text: str, message_id: str = MESSAGE, calls: Sequence[Call] = (), *, continues: bool = False
     ) -> None:
-        """A message of the model, whole."""
+        """Append a complete message of the model."""
         await self.ask(message_id)
         cuts = Cuts()
         if text:
@@ -98,7 +98,7 @@ class OrphanedRun:
         await self.harness.app.store.runs.put_partials(self.spec.run_id, None, [partial])
 
     async def taken_up(self) -> list[dict[str, Any]]:
-        """The whole log, once somebody has gone on with it."""
+        """Resume the run, and return its whole log."""
         assert await self.harness.engine.resume_all() == [self.spec.run_id]
         return await self.log()
 
@@ -198,7 +198,7 @@ async def test_resume_after_power_loss_reuses_no_sequence_numbers(
 
 
 async def continued_run(harness: Harness, server: ModelServer, verbatim: bool) -> OrphanedRun:
-    """A run that goes on with the last message of its session."""
+    """A run that continues the last message of its session."""
     messages = [{"role": "user", "content": "a story"}, {"role": "assistant", "content": "Once upon a "}]
     await harness.app.store.sessions.create_session(SESSION, "api_server")
     for message in messages:

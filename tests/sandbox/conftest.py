@@ -27,7 +27,7 @@ _NAMESPACES = ["unshare", "--user", "--map-current-user", "--pid", "--fork", "--
 
 @dataclass
 class Result:
-    """What came of a command."""
+    """Result of a command."""
 
     code: int
     output: str
@@ -36,7 +36,7 @@ class Result:
 
 
 async def finished(process: Process) -> Result:
-    """Read a command to its end; of much output only the last part is kept."""
+    """Read a command to its end; only the last part of long output is kept."""
     tail, count = b"", 0
     async with process:
         async for chunk in process.chunks():
@@ -63,7 +63,7 @@ def running(mark: str) -> list[str]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """A server's place: the workspace in the Hermes home, beside secrets."""
+    """The folders of a server: its workspace is in the Hermes home, beside secrets."""
     home = Home(tmp_path / "hermes")
     workspace = home.workspace
     (workspace / "scopes/other").mkdir(parents=True)
@@ -99,7 +99,7 @@ Maker = Callable[..., Sandbox]
 
 @pytest.fixture(params=["local", "bubblewrap", "docker"])
 async def make(request: pytest.FixtureRequest, place: Place) -> AsyncIterator[Maker]:
-    """Makes sandboxes of one kind after another; arguments change the place."""
+    """Creates sandboxes of each kind; arguments override fields of `place`."""
     sandboxes: list[Sandbox] = []
     if request.param == "bubblewrap":
         needs_bubblewrap()

@@ -1,4 +1,4 @@
-"""Fixtures of the attempts: those of the agent's tests, and canaries."""
+"""Fixtures of the security tests: those of the agent's tests, and canaries."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,6 +15,6 @@ __all__ = ["canaries", "harness", "make_harness", "one_tls_context", "quick", "s
 
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path) -> Iterator[None]:
-    """So many tests leave no files behind them."""
+    """Delete the files of each test, since there are many."""
     yield
     shutil.rmtree(tmp_path, ignore_errors=True)

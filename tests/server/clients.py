@@ -1,4 +1,4 @@
-"""What a client of the server needs in a test: answers read strictly, streams frame by frame, and bare sockets."""
+"""HTTP clients of the server tests: strict readers of responses, event streams, and raw sockets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MESSAGES_TYPES = {
 
 
 def check_headers(headers: Mapping[str, str], request_id: str | None = None) -> None:
-    """What every response carries."""
+    """Check the headers of every response."""
     by_name = {name.lower(): value for name, value in headers.items()}
     assert {name: by_name.get(name.lower()) for name in SECURITY} == SECURITY
     if request_id is None:
@@ -57,7 +57,7 @@ def check_headers(headers: Mapping[str, str], request_id: str | None = None) -> 
 
 
 def check_envelope(status: int, body: Any) -> Json:
-    """The error object of a refusal, all of whose parts are there."""
+    """Check an error envelope, and return the error object."""
     assert isinstance(body, dict), body
     error, types, other = body["error"], TYPES, "server_error"
     if isinstance(error, str):  # of the Ollama protocol
@@ -76,7 +76,7 @@ def check_envelope(status: int, body: Any) -> Json:
 
 
 async def read_json(response: aiohttp.ClientResponse, status: int = 200) -> Json:
-    """The JSON of an answer with that status; the headers are looked at as well."""
+    """Check status and headers, and return the JSON body."""
     text = await response.text()
     assert response.status == status, f"{response.status}: {text}"
     assert response.headers["Content-Type"] == JSON_TYPE
@@ -88,7 +88,7 @@ async def read_json(response: aiohttp.ClientResponse, status: int = 200) -> Json
 
 
 async def read_error(response: aiohttp.ClientResponse, status: int, code: str, param: str | Any | None = ...) -> Json:
-    """The error object of a refusal with that status and code."""
+    """Check status and code of an error response, and return the error object."""
     error: Json = (await read_json(response, status))["error"]
     assert error["code"] == code, error
     if param is not ...:
@@ -108,7 +108,7 @@ def function(name: str, **properties: Json) -> Json:
 
 
 def responses_tool(tool: Json) -> Json:
-    """The same in the form of Responses."""
+    """A tool in the form of the Responses API."""
     return {"type": "function", **tool["function"]}
 
 
@@ -146,7 +146,7 @@ def frames(text: str) -> list[Frame]:
 
 
 class Stream:
-    """A stream read as it comes."""
+    """Reads a stream of server-sent events incrementally."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
@@ -154,7 +154,7 @@ class Stream:
         self._left = ""
 
     async def block(self, timeout: float = 30.0) -> str | None:
-        """The next block of lines, a comment or a frame; None at the end."""
+        """Read the next block of lines, a comment or a frame; None at EOF."""
         async with asyncio.timeout(timeout):
             while "\n\n" not in self._left:
                 data = await self.response.content.readany()
@@ -174,14 +174,14 @@ class Stream:
         raise EOFError("the stream is over")
 
     async def until(self, condition: Callable[[Frame], Any]) -> list[Frame]:
-        """The frames up to the first that fulfils the condition, which is the last of them."""
+        """Read frames up to and including the first that fulfils the condition."""
         frames = [await self.next()]
         while not condition(frames[-1]):
             frames.append(await self.next())
         return frames
 
     async def rest(self) -> list[Frame]:
-        """All further frames."""
+        """Read all remaining frames."""
         frames = []
         while True:
             try:
@@ -197,7 +197,7 @@ def chat_text(frames: Iterable[Frame], key: str = "content") -> str:
 
 
 async def stream_of(response: aiohttp.ClientResponse) -> list[Frame]:
-    """All frames of a response that is a proper stream."""
+    """Check that a response is an event stream, and return all frames."""
     text = await response.text()
     assert response.status == 200, text
     check_stream_headers(response.headers)
@@ -205,7 +205,7 @@ async def stream_of(response: aiohttp.ClientResponse) -> list[Frame]:
 
 
 def check_stream_headers(headers: Mapping[str, str]) -> None:
-    """What every stream carries."""
+    """Check the headers of every stream."""
     check_headers(headers)
     assert headers["Content-Type"].split(";")[0] == "text/event-stream"
     assert headers["Cache-Control"] == "no-cache"
@@ -217,7 +217,7 @@ def check_stream_headers(headers: Mapping[str, str]) -> None:
 
 @dataclass
 class RawResponse:
-    """A response read from a bare socket."""
+    """A response read from a raw socket."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -229,7 +229,7 @@ class RawResponse:
 
 
 class RawConnection:
-    """A connection whose every byte the test decides about."""
+    """A raw HTTP connection: the test writes every byte."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -256,14 +256,14 @@ class RawConnection:
         await self.writer.drain()
 
     async def request(self, method: str, path: str, body: Any = None, **headers: str) -> None:
-        """A request with a JSON body, if any."""
+        """Send a request, with a JSON body if given."""
         data = b"" if body is None else json.dumps(body).encode()
         lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(data)}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         await self.send("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
 
     async def head(self, timeout: float = 30.0) -> RawResponse:
-        """Status and headers of the next answer."""
+        """Read status and headers of the next response."""
         async with asyncio.timeout(timeout):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         first, *lines = head.strip().split("\r\n")
@@ -273,7 +273,7 @@ class RawConnection:
         return RawResponse(int(first.split(" ")[1]), dict(pairs))
 
     async def answer(self, timeout: float = 30.0) -> RawResponse:
-        """The next answer whole, by its length."""
+        """Read the next response with its body (Content-Length)."""
         response = await self.head(timeout)
         length = next(value for name, value in response.headers.items() if name.lower() == "content-length")
         async with asyncio.timeout(timeout):
@@ -285,7 +285,7 @@ class RawConnection:
             return await self.reader.readuntil(marker)
 
     async def close(self) -> None:
-        """End in the ordinary way: the peer sees an end of file."""
+        """Close normally: the peer reads EOF."""
         self.writer.close()
         try:
             await self.writer.wait_closed()
@@ -293,11 +293,11 @@ class RawConnection:
             return
 
     async def half_close(self) -> None:
-        """Say that nothing more will be sent."""
+        """Shut down the sending side."""
         self.writer.write_eof()
 
     def reset(self) -> None:
-        """End hard: the peer gets a reset."""
+        """Abort the connection with a TCP reset."""
         raw = self.writer.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
@@ -307,7 +307,7 @@ class RawConnection:
 
 
 class HeldModel(ModelServer):
-    """A scripted provider that sends a piece of its answer only when the test lets it."""
+    """A scripted provider that holds each piece of its answer until the test releases it."""
 
     def __init__(self, *script: Any, **fields: Any) -> None:
         super().__init__(*script, **fields)
@@ -315,18 +315,18 @@ class HeldModel(ModelServer):
         self._open = False
 
     def release(self, pieces: int = 1) -> None:
-        """Let so many pieces go."""
+        """Release that many pieces."""
         for _ in range(pieces):
             self._gate.release()
 
     def release_all(self) -> None:
-        """Hold nothing back any more."""
+        """Release this and all later answers."""
         self._open = True
         self.release(1000)
 
     @property
     def settings(self) -> Json:
-        """The setting that makes this the server's model."""
+        """Settings that make this the model of the server."""
         return {"model": {"default": "test-model", "base_url": f"{self.url}/v1", "api_key": PROVIDER_KEY}}
 
     async def _answer(self, raw: web.Request, record: Request) -> web.StreamResponse:
@@ -341,7 +341,7 @@ class HeldModel(ModelServer):
         return response
 
     async def wait_for_request(self, count: int = 1) -> Request:
-        """The request of that number, waited for."""
+        """Wait for the request of that number."""
         await self.until(lambda: len(self.requests) >= count)
         return self.requests[count - 1]
 
@@ -349,7 +349,7 @@ class HeldModel(ModelServer):
 async def eventually(
     look: Callable[[], Awaitable[Any]], good: Callable[[Any], Any] = bool, timeout: float = 30.0
 ) -> Any:
-    """What a look shows as soon as it is good."""
+    """Poll `look` until `good` accepts its result; returns the result."""
     async with asyncio.timeout(timeout):
         while not good(value := await look()):
             await asyncio.sleep(0.01)
@@ -357,7 +357,7 @@ async def eventually(
 
 
 async def pieces(response: aiohttp.ClientResponse) -> AsyncIterator[Frame]:
-    """The frames of a stream, one after the other."""
+    """Iterate over the frames of a stream."""
     stream = Stream(response)
     while True:
         try:
@@ -374,7 +374,7 @@ def sent_messages(request: Request, *roles: str) -> list[tuple[str, str]]:
 
 
 def system_of(request: Request) -> str:
-    """The instructions that the model got."""
+    """The system prompt of a provider request."""
     return "\n".join(turn.text for turn in request.turns if turn.role == "system")
 
 

@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Api:
-    """The server, a client that has its key, and the model's side."""
+    """The server, a client that has its key, and the scripted model."""
 
     url: str
     client: aiohttp.ClientSession
@@ -50,7 +50,7 @@ class Api:
         return self.client.delete(self.url + path, **more)
 
     async def ask(self, text: str, **fields: Any) -> Json:
-        """The answer to a chat completion that goes well."""
+        """The body of a successful chat completion."""
         body = {"messages": [{"role": "user", "content": text}], **fields}
         async with self.post("/v1/chat/completions", body) as response:
             assert response.status == 200, await response.text()
@@ -63,7 +63,7 @@ Start = Callable[..., Awaitable[Api]]
 
 @pytest.fixture
 async def start(home_folder: Path) -> AsyncIterator[Start]:
-    """Starts servers; `key=""` makes one that is open, further words are settings below `api_server`."""
+    """Starts servers; `key=""` starts one without authentication, `options` are settings below `api_server`."""
     running: list[Callable[[], Awaitable[Any]]] = []
 
     async def begin(

@@ -1,4 +1,4 @@
-"""A scripted model that uses tools over HTTP, and each turn as all of its sides saw it."""
+"""Turns with tool calls over HTTP, with the records of model, client and run compared."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def parsed(content: str) -> Json:
 
 @dataclass
 class Turn:
-    """What became of one turn: the model's side, the client's, and the run's own record."""
+    """One turn as recorded by the model, the client and the run's events."""
 
     run_id: str = ""
     calls: dict[str, Call] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Conversation:
         return self
 
     async def turn(self, *steps: Step, aside: Aside | None = None, message: str = "Go.") -> Turn:
-        """One turn, whose every record has been compared with every other."""
+        """Run one turn, and compare all of its records."""
         async with self.open(*steps, aside=aside, message=message) as (turn, stream):
             if stream is not None:
                 turn.frames += await stream.rest()
@@ -95,7 +95,7 @@ class Conversation:
     async def open(
         self, *steps: Step, aside: Aside | None = None, message: str = "Go."
     ) -> AsyncIterator[tuple[Turn, Stream | None]]:
-        """A turn that goes on meanwhile. Without a stream it is over already."""
+        """Start a turn and yield it with its stream; without a stream it has ended already."""
         turn = Turn()
         self.api.model.handler = self._handler(turn, list(steps), aside)
         path, body = {
@@ -135,7 +135,7 @@ class Conversation:
         return handle
 
     async def check_records(self, turn: Turn, end: str = "run.completed") -> None:
-        """Read the run's record, and see that all surfaces tell the same of every call."""
+        """Read the run's events, and check that all surfaces agree about every call."""
         turn.events = await events(self.api, turn.run_id)
         assert turn.events[-1]["event"] == end, turn.events[-1]
         if end == "run.completed":
@@ -152,7 +152,7 @@ class Conversation:
 
 
 async def events(api: Api, run_id: str) -> list[Json]:
-    """All that a run tells of itself, whose numbers are what they should be."""
+    """The run's events, whose sequence numbers are checked."""
     async with api.get(f"/v1/runs/{run_id}/events") as response:
         assert response.status == 200, await response.text()
         stream_frames = frames(await response.text())
@@ -180,7 +180,7 @@ def _failed(content: str) -> bool:
 
 
 def check_run(turn: Turn) -> None:
-    """What `/v1/runs/{run_id}/events` says of each call."""
+    """Check the events of `/v1/runs/{run_id}/events` about each call."""
     calls = _in_conversation(turn, turn.run_events("tool.started"), "tool_call_id")
     ended = _in_conversation(turn, turn.run_events("tool.completed"), "tool_call_id")
     assert set(ended) == set(turn.calls)
@@ -201,12 +201,12 @@ def check_run(turn: Turn) -> None:
 
 
 def check_plain(turn: Turn) -> None:
-    """What a plain request is answered."""
+    """Check the body of a plain request."""
     assert turn.text == DONE
 
 
 def check_chat(turn: Turn) -> None:
-    """What a chat completion's stream says of each call."""
+    """Check what a chat completion's stream has of each call."""
     assert chat_text(turn.frames).endswith(DONE) and turn.frames[-1].data == "[DONE]"
     progress = turn.stream_frames("hermes.tool.progress")
     calls = _in_conversation(turn, [entry for entry in progress if entry["status"] == "running"], "toolCallId")
@@ -222,7 +222,7 @@ def check_chat(turn: Turn) -> None:
 
 
 def check_session(turn: Turn) -> None:
-    """What a session's stream says of each call."""
+    """Check what a session's stream has of each call."""
     data = [frame.data for frame in turn.frames]
     assert [item["seq"] for item in data] == list(range(1, len(data) + 1))
     assert {(item["session_id"], item["run_id"]) for item in data} == {(SESSION, turn.run_id)}

@@ -28,7 +28,7 @@ CUT = (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError)
 
 
 class Gateway:
-    """The server of one home, which may be ended and started again."""
+    """The server of one home, which can be stopped and restarted."""
 
     # Where it listens; 0: at an address of its own each time.
     port = 0
@@ -64,29 +64,29 @@ class Gateway:
         )
 
     async def end(self, number: int = signal.SIGKILL) -> int:
-        """End it; its exit code."""
+        """Stop it, and return the exit code."""
         if self.process.returncode is None:
             self.process.send_signal(number)
         return await self.wait_for_exit()
 
     async def wait_for_exit(self) -> int:
-        """Wait for its end; its exit code."""
+        """Wait until it exits, and return the exit code."""
         return await asyncio.wait_for(self.process.wait(), SURELY_S)
 
     @property
     def stderr_text(self) -> str:
-        """What it has said on standard error."""
+        """Its standard error so far."""
         return (self.folder / "stderr.txt").read_text()
 
     async def get(self, path: str, status: int = 200) -> Json:
-        """The answer to a request that has this status."""
+        """GET, check the status, and return the JSON body."""
         async with self.client.get(path) as response:
             assert response.status == status, f"GET {path}: {response.status} {await response.text()}"
             body: Json = await response.json()
             return body
 
     async def post(self, path: str, body: Json, status: int = 200, **headers: str) -> Json:
-        """The same with a body."""
+        """POST a JSON body, check the status, and return the JSON body."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self.client.post(path, json=body, headers=named) as response:
             assert response.status == status, f"POST {path}: {response.status} {await response.text()}"
@@ -96,7 +96,7 @@ class Gateway:
 
 @asynccontextmanager
 async def serving(folder: Path, **settings: Any) -> AsyncIterator[Gateway]:
-    """A running server, gone afterwards."""
+    """Run a server, and stop it afterwards."""
     gateway = Gateway(folder, **settings)
     await gateway.start()
     try:
@@ -107,7 +107,7 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[Gateway]:
 
 
 async def until(happened: Callable[[], Any], seconds: float = SURELY_S) -> None:
-    """Wait for something."""
+    """Wait until the condition holds."""
     async with asyncio.timeout(seconds):
         while not happened():
             await asyncio.sleep(0.005)

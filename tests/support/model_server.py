@@ -41,7 +41,7 @@ _LINGER_NOT = struct.pack("ii", 1, 0)
 
 @dataclass
 class Request:
-    """A request as it came, and what became of its answer; the first one's number is 1."""
+    """A received request and the state of its response; numbers start at 1."""
 
     number: int
     path: str
@@ -90,7 +90,7 @@ class Delivery:
 
 
 class ModelServer:
-    """Answers each request with the next reply of `script`, or with what `handler` makes of it."""
+    """Answers each request with the next reply of `script`, or with the reply that `handler` returns."""
 
     def __init__(self, *script: Reply, handler: Handler | None = None, repeat: bool = False) -> None:
         self._script = list(script)
@@ -143,7 +143,7 @@ class ModelServer:
         return web.json_response({"data": self.models or []}, status=404 if self.models is None else 200)
 
     async def stop(self) -> None:
-        """End every response where it stands, and leave neither a socket nor a task."""
+        """Abort all responses, and close all sockets and tasks."""
         if self._runner is None:
             return
         self._stopping = True
@@ -165,7 +165,7 @@ class ModelServer:
         await self.stop()
 
     async def until(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
-        """Wait until the condition holds; it is looked at whenever a request comes or a response ends."""
+        """Wait until the condition holds; it is checked whenever a request arrives or a response ends."""
         async with asyncio.timeout(timeout):
             while not condition():
                 await self._tick.wait()
@@ -262,7 +262,7 @@ def _delivery(record: Request, reply: Reply) -> Delivery:
 
 
 def _timed(parts: list[tuple[bool, bytes]], reply: Reply) -> list[tuple[float, bytes]]:
-    """The parts with the pause before each: between one piece and the next."""
+    """The parts, each with the pause before it: pauses are between pieces."""
     if reply.packets and not reply.gap_s:
         # Packets know nothing of events.
         return [(0.0, b"".join(data for _, data in parts))]
@@ -335,7 +335,7 @@ def _packets(data: bytes, sizes: Iterator[int] | None) -> Iterator[bytes]:
 
 
 async def _stall(raw: web.Request, response: web.StreamResponse, reply: Reply) -> None:
-    """Say nothing more until the client leaves or the server stops.
+    """Send nothing more until the client disconnects or the server stops.
 
     Either cancels this, but for a client that had left before the handler began: hence the look at the connection.
     """

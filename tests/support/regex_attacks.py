@@ -15,7 +15,7 @@ _ENDS = ("", "\x01\n")
 
 
 def attacks(pattern: re.Pattern[str]) -> list[tuple[str, str, str]]:
-    """Beginnings, what is to be repeated after them, and ends."""
+    """Triples of a prefix, a text to repeat, and a suffix."""
     tree = parser.parse(pattern.pattern, pattern.flags)
     attempts: dict[tuple[str, str, str], None] = {}
     for begin, repeated in _pumps(tree, ("",)):
@@ -25,7 +25,7 @@ def attacks(pattern: re.Pattern[str]) -> list[tuple[str, str, str]]:
 
 
 def _pumps(nodes: Any, before: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Every beginning of the pattern repeated; and every repetition in it, drawn out after what precedes it."""
+    """Prefix and text to repeat: each prefix of the pattern, and the body of each quantifier after what precedes it."""
     reached = before
     for index, (op, arg) in enumerate(nodes):
         here = _samples(op, arg)

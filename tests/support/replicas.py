@@ -51,7 +51,7 @@ class Replicas:
         return client, other
 
     def go(self) -> None:
-        """Let the commands end that wait for it."""
+        """Let waiting commands exit."""
         (self.home.workspace / "go").touch()
 
 

@@ -1,4 +1,4 @@
-"""How a scripted reply reads on the wire, in three protocols: bodies, server-sent events and errors, with no input or output."""
+"""Encodes scripted replies in three protocols: bodies, server-sent events and errors. Without I/O."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +40,7 @@ class Call:
 
 @dataclass
 class Reply:
-    """One scripted answer, and how it misbehaves."""
+    """One scripted answer and its faults."""
 
     text: str | list[str] = ""
     reasoning: str | list[str] = ""
@@ -125,7 +125,7 @@ class SentCall:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply settled for one request: what is left to say, under which ids."""
+    """A reply resolved for one request: the text still to send, and the ids."""
 
     reply: Reply
     seed: str
@@ -191,7 +191,7 @@ def _text_of(content: object) -> str:
 
 
 def already_said(text: str, turns: list[Turn]) -> str:
-    """The longest beginning of the text that the conversation ends with, a request to go on aside; empty when none."""
+    """The longest prefix of the text that the conversation ends with, ignoring a request to continue; empty if none."""
     joined, best, asides = "", "", 0
     for turn in reversed([turn for turn in turns if turn.role != "system"]):
         if turn.role == "assistant":
@@ -217,7 +217,7 @@ def _rest(parts: list[str], skip: int) -> list[str]:
 
 
 def settle(protocol: Protocol, reply: Reply, body: Json) -> Answer:
-    """What this reply says to this request; the same for the same two, however it is delivered."""
+    """Resolve a reply for a request; the result depends on these two only."""
     text, reasoning = pieces(reply.text), pieces(reply.reasoning)
     encrypted = reply.encrypted if "reasoning.encrypted_content" in (body.get("include") or []) else None
     if reply.continues and (repeated := already_said("".join(text), turns(protocol, body))):
@@ -311,7 +311,7 @@ def _chat_events(answer: Answer) -> Iterator[Event]:
 
 
 def _chat_stop(answer: Answer) -> Json:
-    """As vLLM tells it, which adds this field."""
+    """The finish reason in the form of vLLM, which adds this field."""
     return {} if answer.reply.stop_sequence is None else {"stop_reason": answer.reply.stop_sequence}
 
 
@@ -602,7 +602,7 @@ _ANTHROPIC_ERRORS: dict[int, str] = {
 
 
 def error_body(protocol: Protocol, status: int, message: str, **fields: Any) -> Json:
-    """An error as the provider words it; the fields replace those of the error itself."""
+    """An error in the provider's format; `fields` override those of the error object."""
     if protocol == "anthropic":
         error = {"type": _ANTHROPIC_ERRORS.get(status, "api_error"), "message": message}
         known = {name: value for name, value in fields.items() if name not in ("param", "code")}
@@ -612,7 +612,7 @@ def error_body(protocol: Protocol, status: int, message: str, **fields: Any) -> 
 
 
 def failure(protocol: Protocol, reply: Reply, body: Json, key: str = "") -> tuple[int, Json] | None:
-    """The status and the body of the error that this reply is for this request, if it is one."""
+    """Status and body if this reply is an error for this request."""
     if reply.refuse_stream and body.get("stream"):
         message = "stream: streaming is not supported by this model"
         return 400, error_body(protocol, 400, _quoting(message, reply, key), param="stream", code="unsupported_value")

@@ -43,7 +43,7 @@ class Server:
                 await client.close()
 
     async def any(self) -> aiohttp.ClientSession:
-        """A client of either."""
+        """A client of any worker."""
         return (await self.client())[1]
 
     async def both(self) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
@@ -54,7 +54,7 @@ class Server:
 
     @property
     def pids(self) -> set[int]:
-        """The workers' processes."""
+        """PIDs of the workers."""
         pids = set()
         for entry in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
@@ -64,7 +64,7 @@ class Server:
         return pids
 
     def go(self) -> None:
-        """Let the commands end that wait for it."""
+        """Let waiting commands exit."""
         (self.gateway.folder / "workspace" / "go").touch()
 
 

@@ -1,4 +1,4 @@
-"""A model that calls one tool after another, and what it was answered."""
+"""Turns in which a scripted model calls one tool, and the answers of the tool."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ async def turn(harness: Harness, server: ModelServer, tool: ToolDef, *arguments:
 async def tool_answers(
     harness: Harness, server: ModelServer, tool: ToolDef, *arguments: Json, **fields: Any
 ) -> list[Json]:
-    """The answers of such a turn."""
+    """Run such a turn, and return the answers."""
     return answers(await turn(harness, server, tool, *arguments, **fields))
 
 
 def answers(run: CompletedRun) -> list[Json]:
-    """What the tools said, without the frame around what comes from outside."""
+    """The answers of the tools, without the frame around foreign content."""
     return [json.loads(unframed(text_of(m["content"]))) for m in run.result["messages"] if m["role"] == "tool"]
 
 
