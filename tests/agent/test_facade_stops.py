@@ -132,7 +132,7 @@ async def test_turn_that_loses_session_lease_returns_to_waiter(
 
 
 @pytest.mark.parametrize("listening", [True, False], ids=["listening", "only waiting"])
-async def test_turn_whose_store_breaks_returns_to_waiter(
+async def test_turn_with_failing_store_returns_to_waiter(
     server: ModelServer, database: SessionDB, monkeypatch: pytest.MonkeyPatch, listening: bool
 ) -> None:
     async def broken(*_: Any, **__: Any) -> None:

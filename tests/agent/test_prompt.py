@@ -121,7 +121,7 @@ def test_small_window_gets_lean_prompt() -> None:
     assert all(part not in lean for part in ("Skills:", "Use tabs.", "What you remember", "Finish the job"))
 
 
-def test_embedded_model_is_told_what_differs_only() -> None:
+def test_embedded_model_prompt_has_only_what_differs() -> None:
     text = with_(
         embedded=True,
         date="Monday, 2026-01-05",

@@ -128,7 +128,7 @@ async def test_left_out_number_sends_reader_to_store(bus: MemoryBus) -> None:
     assert await seqs(reader) == [8]
 
 
-async def test_event_that_came_while_the_store_was_read_shows_what_is_missing(bus: MemoryBus) -> None:
+async def test_event_during_store_read_reveals_a_gap(bus: MemoryBus) -> None:
     reader = bus.subscribe("run_1")
     bus.publish("run_1", delta(23))
     assert not reader.join(1)

@@ -189,7 +189,7 @@ async def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(error, ConfigError) and error.hint == "hermes install nats"
 
 
-async def test_stream_of_somebody_else_is_refused(own_nats: NatsServer) -> None:
+async def test_stream_of_other_owner_is_rejected(own_nats: NatsServer) -> None:
     connection = NatsConnection(own_nats.url, "t")
     await connection.connect()
     await connection.js.delete_stream(connection.runs_stream)
@@ -198,7 +198,7 @@ async def test_stream_of_somebody_else_is_refused(own_nats: NatsServer) -> None:
     assert "not one of Hermes" in str(await refusal(own_nats.url))
 
 
-async def test_connection_comes_back_and_streams_are_made_again(own_nats: NatsServer) -> None:
+async def test_reconnect_recreates_streams(own_nats: NatsServer) -> None:
     side = await ReplicaBus(own_nats.url, "t").open()
     changes: list[bool] = []
     side.connection.changes.append(lambda: changes.append(side.connection.connected))
@@ -470,7 +470,7 @@ async def test_any_run_id_is_one_token_of_a_subject(buses: tuple[ReplicaBus, Rep
     assert not stranger._events
 
 
-async def test_large_answer_of_replica_comes_in_parts(
+async def test_large_replica_answer_is_sent_in_parts(
     buses: tuple[ReplicaBus, ReplicaBus], answering: Answering
 ) -> None:
     assert await buses[1].peers.ask(OWN, "echo", "large") == VALUES[-1]
@@ -600,7 +600,7 @@ async def test_queued_message_is_delivered_once(buses: tuple[ReplicaBus, Replica
     await eventually(is_empty)
 
 
-async def test_message_given_back_comes_again_later(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+async def test_negatively_acknowledged_message_is_redelivered(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
     queue = NatsQueue(buses[0].connection)
     await queue.put("run_1")
     delivery = await queue.take(SURELY_S)

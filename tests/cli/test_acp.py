@@ -439,7 +439,7 @@ async def test_server_that_is_not_there(elsewhere: Cli) -> None:
             await editor.agent.new_session(cwd=str(elsewhere.folder), mcp_servers=[])
 
 
-async def test_list_goes_on_behind_cursor(cli: Cli) -> None:
+async def test_session_list_continues_after_cursor(cli: Cli) -> None:
     from hermes.store.sessions import SessionDB
 
     db = SessionDB(cli.home / "state.db")
@@ -534,7 +534,7 @@ async def test_unknown_slash_is_sent_to_model(cli: Cli) -> None:
     assert cli.model_messages() == [("user", "/etc/hosts, what is that?")]
 
 
-async def test_failed_turn_is_an_error_and_session_goes_on(cli: Cli) -> None:
+async def test_failed_turn_is_an_error_and_session_continues(cli: Cli) -> None:
     cli.script(Reply(status=400, error="nonsense"))
     async with editing(cli) as editor:
         session_id = await new_session(editor, cli)
@@ -599,7 +599,7 @@ async def test_sigterm_ends_process(cli: Cli) -> None:
         assert await asyncio.to_thread(editor.process.wait, WAIT_S) == 0
 
 
-def test_missing_extra_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_has_install_hint(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     for name in [name for name in sys.modules if name.startswith("hermes.cli.acp.")]:

@@ -220,7 +220,7 @@ async def test_editor_that_refuses_files_leaves_those_on_disk(cli: Cli) -> None:
     assert (cli.folder / "a.txt").read_text() == "new\n"
 
 
-async def test_wrong_messages_are_errors_and_the_connection_goes_on(cli: Cli, subtests: pytest.Subtests) -> None:
+async def test_invalid_messages_are_errors_and_keep_the_connection(cli: Cli, subtests: pytest.Subtests) -> None:
     session = {"sessionId": "nothing"}
     text = [{"type": "text", "text": "hi"}]
     wrong: list[tuple[str, Any, int, str]] = [

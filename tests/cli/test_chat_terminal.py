@@ -152,7 +152,7 @@ def test_chat_approval_keys_are_all_shown_in_a_narrow_terminal(cli: Cli) -> None
 
 
 @pytest.mark.parametrize("word", ["stop", "abort", "oh no"])
-def test_chat_words_that_begin_like_a_choice_allow_nothing(word: str, cli: Cli) -> None:
+def test_chat_text_starting_like_a_choice_is_no_approval(word: str, cli: Cli) -> None:
     (cli.folder / "build").mkdir()
     cli.script(Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]), Reply(text="So be it."))
     terminal = cli.terminal()
@@ -532,7 +532,7 @@ def test_hangup_interrupts_turn(cli_or_server: Cli) -> None:
     assert cli_or_server.sessions()[0]["end_reason"] == "cli_close"
 
 
-def test_chat_that_was_killed_is_gone_on_with(cli: Cli) -> None:
+def test_killed_chat_can_be_resumed(cli: Cli) -> None:
     cli.script(Reply(text=["The beginning of", " the end"], stall_at=450), Reply(text="All of it.", continues=False))
     terminal = cli.terminal()
     terminal.send("hello")

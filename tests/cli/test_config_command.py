@@ -208,7 +208,7 @@ def test_config_check_json(home: Home, capsys: pytest.CaptureFixture[str]) -> No
     assert (problem["severity"], problem["key"], problem["line"], problem["nearest"]) == ("warn", "agnet", 1, "agent")
 
 
-def test_config_describe_tells_what_a_setting_is_for(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_describe_explains_a_setting(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(home, "config", "describe", "model.default") == 0
     assert lines(capsys)[0] == "model.default"
     assert run(home, "config", "describe", "api_server.port") == 0
@@ -482,7 +482,7 @@ def test_check_names_values_that_lead_nowhere(
     assert "passw" not in problem["message"]
 
 
-def test_check_takes_what_leads_somewhere(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_check_accepts_valid_references(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     write(
         home,
         "model: {default: m, provider: mine}\nproviders: {mine: {base_url: 'http://[::1]:8000/v1'}}\n"

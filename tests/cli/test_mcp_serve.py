@@ -187,7 +187,7 @@ async def test_serve_relays_to_a_server(tmp_path: Path, model: ModelServer, mode
     ],
     ids=["accepted", "nonsense", "declined", "failed", "without-forms"],
 )
-async def test_questions_are_put_to_the_user_of_the_host(
+async def test_approvals_and_questions_are_elicited_from_host(
     tmp_path: Path, model: ModelServer, answer: Any, is_run: bool, text: str
 ) -> None:
     """Approvals and questions come as forms where the host has them; without forms they are denied."""

@@ -81,7 +81,7 @@ def test_switch_writes_the_new_address_after_the_copy(filled_home: Home, target:
     assert [session["id"] for session in listed["sessions"]] == ["s"]
 
 
-def test_way_back_to_another_file(filled_home: Home, target: str, hermes: Hermes, tmp_path: Path) -> None:
+def test_migrate_back_to_another_file(filled_home: Home, target: str, hermes: Hermes, tmp_path: Path) -> None:
     assert hermes("migrate", "--to", target, "--switch").code == 0
     (tmp_path / "back").mkdir()
     back = f"sqlite://{tmp_path}/back/state.db"

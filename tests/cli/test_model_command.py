@@ -92,9 +92,7 @@ def test_model_set_drops_key_of_other_address(home: Home, hermes: Hermes, server
     assert settings.model.base_url == f"{server.url}/v1" and settings.model.api_key is None
 
 
-def test_model_of_another_provider_leaves_address_and_key_behind(
-    home: Home, hermes: Hermes, server: ModelServer
-) -> None:
+def test_switching_provider_drops_address_and_key(home: Home, hermes: Hermes, server: ModelServer) -> None:
     with serving(Reply(text="Hello.")) as old:
         write_private(
             home.config_file,
@@ -345,7 +343,7 @@ def test_setup_asks_again_after_unusable_answers(
     assert (settings.model.default, settings.terminal.backend, settings.api_server.key) == ("m", "local", "")
 
 
-def test_setup_n_leaves_the_model_and_goes_on(home: Home, hermes: Hermes) -> None:
+def test_setup_answer_n_keeps_the_model_and_continues(home: Home, hermes: Hermes) -> None:
     result = hermes("setup", typed="n\nweb\nlocal\nn\n")
     assert result.code == 0 and config.load(home).agent.disabled_toolsets == ["web"]
     with serving(Reply(status=400)) as server:

@@ -38,7 +38,7 @@ def test_end_of_a_long_turn_rings(tmp_path: Path) -> None:
     [("off", []), ("bell", ["\a"]), ("osc9", ["\x1b]9;Hermes: An approval is wanted.\a"]),
      ("osc777", ["\x1b]777;notify;Hermes;An approval is wanted.\a"])],
 )  # fmt: skip
-def test_approval_notifies_as_the_setting_says(tmp_path: Path, kind: str, sequence: list[str]) -> None:
+def test_approval_notification_follows_setting(tmp_path: Path, kind: str, sequence: list[str]) -> None:
     notifications, written, _ = notifier(tmp_path, display__notify=kind)
     notifications.hear({"event": "approval.request"})
     assert written == sequence

@@ -225,7 +225,7 @@ def test_oneshot_piped_answer_is_plain_and_tools_are_on_stderr(cli: Cli) -> None
     assert "✓ read_file" in str(terminal) and "so" not in str(terminal)
 
 
-def test_denied_call_says_how_it_can_be_allowed(cli_or_server: Cli) -> None:
+def test_denied_call_has_a_hint_how_to_allow_it(cli_or_server: Cli) -> None:
     (cli_or_server.folder / "build").mkdir()
     rm = Call("terminal", {"command": "rm -rf build"})
     cli_or_server.script(Reply(tool_calls=[rm]), Reply(text="I may not.", continues=False))

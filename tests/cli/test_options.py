@@ -233,7 +233,7 @@ def test_refused_connection_is_named_by_its_address(cli: Cli) -> None:
     assert "could not be reached. 127.0.0.1:9: Connection refused" in failed.stderr
 
 
-def test_missing_sandbox_is_said_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sandbox_is_reported_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.sandbox.bubblewrap.probe", lambda: "bubblewrap is not installed.")
     assert cli.run("config", "set", "terminal.backend", "auto").returncode == 0
     cli.script(Reply(text="One.", continues=False), Reply(text="Two.", continues=False))

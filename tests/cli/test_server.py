@@ -133,7 +133,7 @@ def test_oneshot_at_a_server(elsewhere: Cli) -> None:
     assert [role for role, _ in elsewhere.messages()] == ["user", "assistant"] * 2
 
 
-def test_wrong_key_and_missing_server_are_told(elsewhere: Cli) -> None:
+def test_wrong_key_and_missing_server_are_reported(elsewhere: Cli) -> None:
     result = elsewhere.run(*elsewhere.options, "-z", "hi", HERMES_API_KEY="wrong")
     assert result.returncode == 1 and "refuses the key" in result.stderr and "HERMES_API_KEY" in result.stderr
     result = elsewhere.run("--server", "http://127.0.0.1:9", "-z", "hi")
@@ -146,7 +146,7 @@ def test_options_beyond_the_api_are_refused(elsewhere: Cli) -> None:
     assert elsewhere.model.requests == []
 
 
-def test_chat_at_a_server_asks_and_is_asked(elsewhere: Cli) -> None:
+def test_chat_at_a_server_handles_approvals_and_questions(elsewhere: Cli) -> None:
     question = {"question": "Tea or coffee?", "choices": ["tea", "coffee"]}
     elsewhere.script(
         Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]),

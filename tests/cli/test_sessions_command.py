@@ -909,7 +909,7 @@ def test_sessions_export_broken_pipe_is_quiet(home: Home) -> None:
         assert (program.stderr.read(), program.wait(60)) == ("", 0)
 
 
-def test_import_of_a_database_says_what_to_do(home: Home, db: SessionDB, capsys: Capture, tmp_path: Path) -> None:
+def test_import_of_a_database_has_a_hint(home: Home, db: SessionDB, capsys: Capture, tmp_path: Path) -> None:
     assert run(Home(tmp_path / "other"), "import", str(home.state_db)) == 2
     errors = capsys.readouterr().err
     assert (
@@ -917,7 +917,7 @@ def test_import_of_a_database_says_what_to_do(home: Home, db: SessionDB, capsys:
     )
 
 
-def test_import_tells_the_first_faults_only(home: Home, capsys: Capture, tmp_path: Path) -> None:
+def test_import_reports_only_the_first_errors(home: Home, capsys: Capture, tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text("nonsense\n" * 30)
     assert run(home, "import", str(file)) == 1

@@ -335,7 +335,7 @@ def test_slash_model_without_terminal_refuses_unlisted_names(cli: Cli) -> None:
     assert "Model: custom/large-one," in result.stdout + result.stderr
 
 
-def test_slash_model_of_another_provider_for_good_leaves_address_and_key_behind(cli: Cli) -> None:
+def test_slash_model_global_of_another_provider_drops_address_and_key(cli: Cli) -> None:
     text = f"providers: {{mine: {{base_url: '{cli.model.url}/v1'}}}}\n"
     cli.configure(text)
     write_private(

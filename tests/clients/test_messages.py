@@ -81,7 +81,7 @@ _BLOCKS = [block for block in typing.get_args(BetaContentBlockParam) if _is_obje
 
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
-def test_every_block_of_the_package_is_taken_or_refused_by_name(sdk: anthropic.Anthropic, role: Any) -> None:
+def test_every_content_block_type_is_accepted_or_rejected_by_name(sdk: anthropic.Anthropic, role: Any) -> None:
     types = set()
     for kind in _BLOCKS:
         block = _example(kind)
@@ -120,7 +120,7 @@ def test_request_id_is_known(sdk: anthropic.Anthropic) -> None:
     assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index,call-overload]
 
 
-def test_stream_goes_on_behind_the_last_event(hermes: Hermes, sdk: anthropic.Anthropic) -> None:
+def test_stream_resumes_after_last_event_id(hermes: Hermes, sdk: anthropic.Anthropic) -> None:
     with sdk.messages.with_streaming_response.create(**messages_body("say hello slowly"), stream=True) as response:
         events = list(anthropic.Stream.raw_events(response.http_response))
     numbered = [event for event in events if event.id]

@@ -67,7 +67,7 @@ class Turns:
     @pytest.mark.parametrize(
         ("using", "tools"), [("use your list", False), ("misuse your list", True)], ids=["alone", "beside-its-own"]
     )
-    def test_server_tool_is_not_taken_for_client_tool(
+    def test_server_tool_is_not_treated_as_client_tool(
         self, hermes: Hermes, conversation: Conversation, stream: bool, tools: bool, using: str
     ) -> None:
         before = len(hermes.model.requests)

@@ -118,7 +118,7 @@ def test_first_start_takes_another_port_when_its_own_is_taken(
         assert engine.state.port != port
 
 
-def test_a_server_that_cannot_start_is_told_with_its_log(own_postgres: PostgresEngine, tmp_path: Path) -> None:
+def test_start_failure_includes_the_server_log(own_postgres: PostgresEngine, tmp_path: Path) -> None:
     other = PostgresEngine(tmp_path / "engine", {"work_mem": "nonsense"})
     with pytest.raises(EngineError, match="work_mem") as refused:
         other.start()

@@ -263,7 +263,7 @@ def test_up_detached_status_and_down(home: Home, capsys: pytest.CaptureFixture[s
     assert main(("cluster", "status")) == 5
 
 
-def test_refused_second_up_leaves_the_log_of_the_first(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejected_second_start_keeps_the_log_of_the_first(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     home.cluster.mkdir(mode=0o700)
     log_file = home.cluster / "up.log"
     log_file.write_text("said by the first\n")

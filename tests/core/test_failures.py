@@ -823,7 +823,7 @@ OPTION_REJECTIONS = [
 
 
 @pytest.mark.parametrize(("message", "option"), OPTION_REJECTIONS)
-def test_rejected_option_is_told_from_mentioned_ones(message: str, option: str | None) -> None:
+def test_rejected_option_is_distinguished_from_mentioned_ones(message: str, option: str | None) -> None:
     facts = FailureFacts("headers", status=400, message=message)
     assert rejected_option(facts) == option
     assert (classify(facts) == "option_rejected") == (option is not None)

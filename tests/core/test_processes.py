@@ -86,7 +86,7 @@ def test_brackets_in_process_name_do_not_break_start() -> None:
     assert ours is not None and theirs is not None and theirs >= ours and alive
 
 
-def test_this_process_name_is_stable_and_not_gone() -> None:
+def test_own_process_name_is_stable_and_alive() -> None:
     name = this_process()
     assert name == this_process()
     assert name.startswith(f"{HOST}:{os.getpid()}:")

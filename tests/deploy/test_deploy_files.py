@@ -232,7 +232,7 @@ def _filled(value: str) -> str:
     return re.sub(r"\$\{(\w+):\?[^}]*\}", PASSWORD, value)
 
 
-def test_compose_refers_to_what_it_has() -> None:
+def test_compose_references_are_defined() -> None:
     document = compose()
     services = document["services"]
     example = (DEPLOY / "hermes.env.example").read_text()
@@ -475,7 +475,7 @@ def test_unit_notifies_watches_and_gives_runs_their_time(home: Home) -> None:
     assert (name, value) == ("HERMES_HOME", f"/var/lib/{service['StateDirectory']}")
 
 
-def test_unit_leaves_the_sandbox_what_it_needs() -> None:
+def test_systemd_unit_permits_what_the_sandbox_needs() -> None:
     service = unit()["Service"]
     hiding = ("ProtectKernelTunables", "ProtectKernelLogs", "ProtectControlGroups", "ProtectProc", "PrivateUsers")
     assert not [name for name in (*hiding, "RestrictNamespaces", "PrivateDevices", "ProcSubset") if name in service]

@@ -89,7 +89,7 @@ def test_backslash_before_any_character_is_kept(written: str, expected: str) -> 
     assert json.loads(delta["tool_calls"][0]["function"]["arguments"]) == {"pattern": expected}
 
 
-def test_rest_of_begun_answer_is_read() -> None:
+def test_rest_of_started_answer_is_read() -> None:
     reading = Reading("call_1", continues=True)
     assert text_of([*reading.feed("day, Tues"), *reading.feed('day."}'), *reading.finish()]) == "day, Tuesday."
 

@@ -117,7 +117,7 @@ def test_words_for_a_time_narrow_the_schedule(question: str, rule: str) -> None:
         ("erinnere mich in 3 Tagen an die Rechnung", "3d"),
     ],
 )
-def test_span_of_time_is_taken_from_the_request(question: str, schedule: str) -> None:
+def test_schedule_interval_is_taken_from_the_request(question: str, schedule: str) -> None:
     wire = request(question)
     root = wire.body["grammar"].partition("\n")[0]
     assert names(wire) == ["cronjob"] and re.findall(r'schedule\\": " "\\"(\w+)', root) == [schedule]
@@ -157,7 +157,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("question", "tools"), REQUESTS)
-def test_what_needs_a_result_begins_with_call(question: str, tools: set[str]) -> None:
+def test_request_that_needs_a_result_starts_with_a_call(question: str, tools: set[str]) -> None:
     wire = request(question)
     assert set(names(wire)) == tools and not may_answer(wire)
 
@@ -220,7 +220,7 @@ def reminder(wire: WireRequest) -> str:
     return str(wire.body["messages"][-1]["content"]).rpartition("\n")[2]
 
 
-def test_what_was_to_be_written_is_written_before_the_answer() -> None:
+def test_requested_file_is_written_before_the_answer() -> None:
     question = "read a.txt and write its first word to b.txt"
     read = called("read_file", {"path": "a.txt"}, {"content": "1|hi"})
     refused = called("write_file", {"path": "b.txt", "content": "hi"}, {"error": "b.txt was not read."})
@@ -238,7 +238,7 @@ def test_what_was_to_be_written_is_written_before_the_answer() -> None:
     assert reminder(given_up) == "(This was not done: write its first word to b.txt. Say so.)"
 
 
-def test_what_was_to_be_run_is_run_before_the_answer() -> None:
+def test_requested_program_runs_before_the_answer() -> None:
     question = "write two.py that prints 2 and run it"
     written = called("write_file", {"path": "two.py", "content": "print(2)"}, {"path": "two.py"})
     run = called("terminal", {"command": "python3 two.py"}, {"output": "2"})
@@ -255,7 +255,7 @@ def test_tool_that_is_called_twice_alike_is_not_offered_again() -> None:
     assert "search_files" not in names(after(question, run)) and "read_file" in names(after(question, run))
 
 
-def test_what_was_looked_at_last_is_told() -> None:
+def test_last_read_file_is_answered() -> None:
     question = "find the file with add in it and show me that file"
     run = called("search_files", {"pattern": "add"}, {"matches": [{"path": "a.py", "line": 1, "text": "def add"}]})
     read = called("read_file", {"path": "a.py"}, {"content": "1|def add"})
@@ -269,7 +269,7 @@ def test_pasted_text_is_not_repeated() -> None:
     assert after(f"compare this with a.txt: {'x ' * 300}", read).body["messages"][-1]["content"] == "[result] 1|hi"
 
 
-def test_web_is_searched_only_for_what_is_outside_or_new() -> None:
+def test_web_search_is_offered_only_for_current_or_outside_facts() -> None:
     assert not {"web_search", "session_search", "memory"} & set(names(request("name three large rivers")))
     assert "web_search" in names(request("what does the ferry cost today?"))
 
@@ -361,7 +361,7 @@ RESULTS = [
 
 
 @pytest.mark.parametrize(("name", "result", "text"), RESULTS)
-def test_results_are_told_in_plain_words(name: str, result: dict[str, Any], text: str) -> None:
+def test_results_are_rendered_as_plain_text(name: str, result: dict[str, Any], text: str) -> None:
     messages = [{"role": "user", "content": "go"}, *called(name, {}, result)]
     content, _, note = request(messages=messages).body["messages"][-1]["content"].rpartition("\n")
     assert content == f"[result] {text}"
@@ -374,7 +374,7 @@ def test_results_are_told_in_plain_words(name: str, result: dict[str, Any], text
         assert note == (DONE if did else "(Answer now: go)")
 
 
-def test_table_comes_with_what_is_asked_of_its_numbers() -> None:
+def test_table_result_includes_requested_extremes_and_sums() -> None:
     text = "1|a\tb\tc\n2|x, y\t7\t1.5\n3|z\t10\t?"
     read = called("read_file", {"path": "a.tsv"}, {"path": "a.tsv", "content": text, "truncated": False})
     table = "[result] a\tb\tc\nx, y\t7\t1.5\nz\t10\t?\n2 rows of data\n"
@@ -399,7 +399,7 @@ def test_answer_to_a_search_that_found_nothing_begins_so() -> None:
     assert "I found nothing" not in after("what did I say?", run, nothing).body["grammar"]
 
 
-def test_what_is_to_be_shown_begins_the_answer() -> None:
+def test_requested_file_starts_the_answer() -> None:
     read = called("read_file", {"path": "a.txt"}, {"path": "a.txt", "content": '1|a "b"\n2|c', "truncated": False})
     changed = called("patch", {"path": "a.txt"}, {"path": "a.txt"})
     grammar = r'"{" "\"answer\": " "\"a \\\"b\\\"\\nc" char* "\"" "}"'

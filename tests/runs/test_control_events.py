@@ -184,7 +184,7 @@ async def test_unknown_question_is_not_answered() -> None:
     assert not questions.answer(None, {})
 
 
-async def test_answer_without_id_goes_to_oldest_question() -> None:
+async def test_answer_without_id_answers_oldest_question() -> None:
     questions = Questions()
     first, second = questions.ask("q1"), questions.ask("q2")
     assert questions.answer(None, {"n": 1})

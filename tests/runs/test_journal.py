@@ -179,7 +179,7 @@ async def test_only_new_part_of_text_is_saved(log_writer: LogWriter, monkeypatch
     assert await log_writer.stored_texts() == [("m1", "One. Two. Three.")]
 
 
-async def test_journal_write_failure_stops_nobody(log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_journal_write_failure_does_not_fail_runs(log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "PARTIAL_S_MAX", 0.01)
     monkeypatch.setattr(journal_module, "JOURNAL_RETRY_S", 0.0)
 

@@ -113,7 +113,7 @@ async def test_reader_of_other_replica_sees_same_log(two: tuple[Replica, Replica
     assert sum(event.type == "text.delta" for event in observed["other"]) == 40 and observed["other"][-1].final
 
 
-async def test_reader_sees_text_that_was_shown_before_it_came(two: tuple[Replica, Replica]) -> None:
+async def test_late_reader_gets_earlier_text(two: tuple[Replica, Replica]) -> None:
     first, other = two
     spec, observed = RunSpec("hi", session_id="s"), list[Event]()
     writer = await first.write(spec)
@@ -200,7 +200,7 @@ async def test_journal_left_behind_is_kept_for_whoever_is_about_to_go_on(
     assert [partial.text for partial in await first.store.runs.partials(spec.run_id)] == texts
 
 
-async def test_paused_writer_gives_nothing_out_until_it_goes_on(two: tuple[Replica, Replica]) -> None:
+async def test_paused_writer_publishes_nothing_until_resumed(two: tuple[Replica, Replica]) -> None:
     first, _ = two
     spec = RunSpec("hi", session_id="s")
     writer = await first.write(spec)
@@ -258,7 +258,7 @@ async def test_reader_misses_nothing_of_a_run_that_its_replica_failed_to_take_ov
     assert [event.seq for event in observed] == [1, 2, *range(RESUME_SEQ_STEP, RESUME_SEQ_STEP + 4)]
 
 
-async def test_readers_see_event_whose_commit_was_taken_for_failed(
+async def test_readers_see_event_whose_commit_was_assumed_failed(
     two: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = RunSpec("hi", session_id="s")

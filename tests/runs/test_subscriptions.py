@@ -211,7 +211,7 @@ async def test_sink_delivers_each_event_once_in_order(make_harness: MakeHarness,
     assert len(seqs) > 600 and delivered_seq
 
 
-async def test_stalled_subscriber_blocks_nobody(make_harness: MakeHarness, server: ModelServer) -> None:
+async def test_stalled_subscriber_does_not_block_others(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness({"agent": {"delta_window_ms": 0}})
     server.script = [Reply(text=[f"{n} " for n in range(2000)])]
     spec = harness.spec(server, persist=True)

@@ -131,7 +131,7 @@ async def test_queued_run_waits_for_an_earlier_one_of_its_session(harness: Harne
     assert second is not None and second.spec.run_id == "r2"
 
 
-async def test_unstarted_run_of_lapsed_replica_is_taken_up(harness: Harness, server: ModelServer) -> None:
+async def test_unstarted_run_of_lapsed_replica_is_resumed(harness: Harness, server: ModelServer) -> None:
     engine = harness.app.engine
     await engine.become_replica(away(), 2)
     spec = harness.spec(server, "Hello.", persist=True, session_id="s")
@@ -178,7 +178,7 @@ async def test_queued_run_that_was_stopped_asks_no_model(harness: Harness, serve
     assert await status(harness, spec.run_id) == "cancelled" and not server.requests
 
 
-async def test_run_that_is_taken_up_anew_stays_while_its_former_start_is_forgotten(
+async def test_requeued_run_survives_closing_of_its_late_submission(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when two replicas are asked for a run under one key, and the one that was late gets it from the queue."""

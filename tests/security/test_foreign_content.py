@@ -105,7 +105,7 @@ def test_named_host_matching(host: str, named: set[str], expected: bool) -> None
     assert is_named(host, named) is expected
 
 
-def test_attached_files_are_not_user_words() -> None:
+def test_attached_files_are_not_user_text() -> None:
     parts = [{"type": "text", "text": "Look."}, {"type": "text", "text": "File a.txt:\nhttp://evil.test/"}]
     assert own_text_of(parts) == "Look."
 

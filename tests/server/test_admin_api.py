@@ -26,7 +26,7 @@ async def settings_of(api: Api) -> dict[str, Json]:
 # ---- settings
 
 
-async def test_settings_tell_where_each_value_comes_from(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings_report_the_source_of_each_value(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_SERVER_KEEPALIVE_SECONDS", "7")
     api = await start(settings={"network": {"proxy": "http://me:hidden-password@127.0.0.1:9"}})
     rows = await settings_of(api)
@@ -113,7 +113,7 @@ def test_editable_settings_exist_and_hold_no_secret() -> None:
 # ---- keys
 
 
-async def test_keys_are_listed_without_what_they_are(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_key_list_has_no_secrets(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TABLET_KEY", "sk-tablet-0123456789abcdef")
     tablet: Json = {"name": "tablet", "key_env": "TABLET_KEY", "scopes": ["chat"], "toolsets": ["web", "file"]}
     tablet |= {"requests_per_minute": 60, "models": []}

@@ -68,7 +68,7 @@ async def test_same_opening_at_once_gives_two_sessions(api: Api) -> None:
         assert await messages(api, session_id) == ["hi", "Hello."]
 
 
-async def test_session_that_was_made_meanwhile_is_not_added_to(api: Api) -> None:
+async def test_concurrent_deferred_sessions_get_separate_ids(api: Api) -> None:
     _, session_id = await ask_with(api, Reply(text="One.", continues=False))
     _, other = await ask_with(api, Reply(text="Two.", continues=False))
     assert other == f"{session_id}-2"

@@ -349,9 +349,7 @@ async def test_disconnect_is_handled_once(api: Api) -> None:
     assert leaving.cancelled() and running.cancelled() and closes == 1
 
 
-async def test_a_turn_that_goes_on_begins_even_if_its_client_goes_meanwhile(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_detached_turn_starts_after_its_client_disconnects(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.model.script = [Reply(text="Hello.")]
     spec, engine, goes_on = RunSpec("hi", "hall", on_detach="continue"), api.app.engine, asyncio.Event()
     begin = engine.start

@@ -141,7 +141,7 @@ async def test_repeated_request_is_one_turn(start: Start, surface: Surface) -> N
 
 
 @pytest.mark.parametrize("detached", [False, True], ids=["left", "detached"])
-async def test_turn_of_client_that_leaves(start: Start, surface: Surface, detached: bool) -> None:
+async def test_turn_of_disconnected_client(start: Start, surface: Surface, detached: bool) -> None:
     """It is stopped, unless the client has said that it goes on alone."""
     async with HeldModel(Reply(text=["Hel", "lo."])) as held_model:
         api = await start(settings=held_model.settings, ollama=True)

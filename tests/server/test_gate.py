@@ -298,7 +298,7 @@ def has_ipv6() -> bool:
         return False
 
 
-async def test_closed_connection_is_not_taken_for_root() -> None:
+async def test_closed_connection_is_not_treated_as_root() -> None:
     """The kernel says of a socket without a process that it is root's."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         client = socket.create_connection(listening.getsockname())

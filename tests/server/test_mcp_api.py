@@ -299,7 +299,7 @@ async def test_turn_of_client_that_disconnects_is_stopped(start: Start) -> None:
     await model.stop()
 
 
-async def test_detached_turn_goes_on_without_its_client(start: Start) -> None:
+async def test_detached_turn_continues_without_its_client(start: Start) -> None:
     model = HeldModel(Reply(text="Done."))
     await model.start()
     api = await start(settings=model.settings)

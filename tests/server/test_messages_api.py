@@ -183,7 +183,7 @@ async def test_messages_of_a_turn_are_blocks(api: Api) -> None:
     assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
 
 
-async def test_server_tools_are_told_to_clients_that_skip_unknown_events(api: Api) -> None:
+async def test_server_tools_are_reported_to_clients_that_skip_unknown_events(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Tea.")] * 2
     events = await streamed(api, user(), {**VERSION, "User-Agent": "curl/8.0"})
     statuses = [frame.data["status"] for frame in events if frame.event == "hermes.tool.progress"]
@@ -354,7 +354,7 @@ async def test_client_tool_use_and_its_result(api: Api, stream: bool) -> None:
     assert {m["tool_call_id"] for m in messages if m["role"] == "tool"} == {"call_todo", "call_lamp"}
 
 
-async def test_result_of_a_call_that_failed_and_words_beside_it(api: Api) -> None:
+async def test_failed_tool_result_with_text_beside_it(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="Pity.")]
     question = user("light", tools=[LAMP])
     answer = await ask(api, question)
@@ -376,7 +376,7 @@ async def test_tool_choice(api: Api, choice: Json, wire: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_thread_goes_on_from_a_message(api: Api, stream: bool) -> None:
+async def test_thread_continues_from_a_message(api: Api, stream: bool) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="It is on."), Reply(text="No."), Reply(text="Yes.")]
     question = user("light", tools=[LAMP], system="Be brief.", thread={"type": "create"})
     answer = accumulated(await streamed(api, question)) if stream else await ask(api, question)
@@ -528,7 +528,7 @@ async def test_models_by_pages(start: Start) -> None:
         ("POST", "/v1/complete"),
     ],
 )
-async def test_what_is_not_offered_is_not_found(api: Api, method: str, path: str) -> None:
+async def test_unsupported_messages_routes_are_not_found(api: Api, method: str, path: str) -> None:
     async with api.client.request(method, api.url + path, json={"requests": []}, headers=VERSION) as response:
         body = json.loads(await response.text())
     assert (response.status, body["type"], body["error"]["type"]) == (404, "error", "not_found_error")

@@ -34,7 +34,7 @@ def file_of(home_folder: Path) -> Json:
     return payload
 
 
-async def test_status_tells_which_model_answers(start: Start) -> None:
+async def test_status_names_the_answering_model(start: Start) -> None:
     api = await start(keys=KEYS)
     async with api.get(MODEL) as response:
         status = await read_json(response)
@@ -45,7 +45,7 @@ async def test_status_tells_which_model_answers(start: Start) -> None:
         assert set(await read_json(response)) == set(status) - {"base_url", "key"}
 
 
-async def test_status_without_a_model_says_what_to_do(start: Start) -> None:
+async def test_status_without_a_model_has_a_hint(start: Start) -> None:
     api = await start(settings={"model": {"provider": "local", "path": "none"}})
     async with api.get(MODEL) as response:
         status = await read_json(response)
@@ -152,7 +152,9 @@ async def test_refused_choice(api: Api, home_folder: Path, body: Json, param: st
     assert (home_folder / "config.yaml").read_bytes() == before
 
 
-async def test_what_the_environment_decides_is_not_written(start: Start, other: ModelServer, monkeypatch: Any) -> None:
+async def test_setting_overridden_by_environment_is_not_written(
+    start: Start, other: ModelServer, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("HERMES_INFERENCE_MODEL", "fixed")
     api = await start()
     async with api.post(MODEL, {"base_url": f"{other.url}/v1", "model": "small"}) as response:

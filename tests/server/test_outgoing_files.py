@@ -215,7 +215,7 @@ async def test_media_huge_file_stays_text(media_api: Api, workspace: Path, monke
 
 
 @pytest.mark.parametrize("name", ["a b.pdf", "a [1].pdf", "x_y.html", "é.txt"])
-async def test_media_odd_file_names(media_api: Api, workspace: Path, name: str) -> None:
+async def test_media_file_names_with_special_characters(media_api: Api, workspace: Path, name: str) -> None:
     (workspace / name).write_text("text")
     text = await ask(media_api, f'MEDIA:"{name}"')
     where = re.search(r"\((/api/[^)]+)\)$", text)

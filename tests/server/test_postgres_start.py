@@ -136,7 +136,7 @@ def test_unreachable_server(refuse: Refuse) -> None:
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "does not exist"])
-def test_name_of_the_host_does_not_tell_what_is_wrong(refuse: Refuse, host: str) -> None:
+def test_error_class_ignores_host_name(refuse: Refuse, host: str) -> None:
     assert "out of reach" in refuse(f"postgresql://u:{PASSWORD}@{quote(host)}/d", 69)
 
 
@@ -232,9 +232,7 @@ async def test_servers_with_a_bus_share_a_database(tmp_path: Path, postgres_data
         assert holders(postgres_database) == 0
 
 
-async def test_lock_is_taken_again_after_a_restart_of_the_database(
-    own_postgres: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lock_is_reacquired_after_database_restart(own_postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single_server, "PG_SERVER_LOCK_EVERY_S", 0.1)
     monkeypatch.setattr(single_server, "PG_SERVER_LOCK_WAIT_S", 0.1)
     url = own_postgres.url

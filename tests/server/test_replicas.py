@@ -102,7 +102,7 @@ async def test_queue_is_fair_between_owners(home_folder: Path) -> None:
         assert owners[:3] == ["alice", "alice", "bob"] and owners[-1] == "alice"
 
 
-async def test_owner_has_no_more_runs_than_its_key_allows_at_all_replicas(home_folder: Path) -> None:
+async def test_owner_run_limit_applies_across_replicas(home_folder: Path) -> None:
     keys = [{"name": name, "key": key, "scopes": ["runs"], "max_concurrent": 3} for name, key in KEYS.items()]
     async with two_replicas(home_folder, answer, api_server={"keys": keys}) as server:
         clients = await server.both()
@@ -220,9 +220,7 @@ REFUSED: list[tuple[str, Json, int, str]] = [
 
 
 @pytest.mark.parametrize(("_", "bus", "code", "message"), REFUSED)
-async def test_bus_that_cannot_be_used_is_told_at_start(
-    home_folder: Path, _: str, bus: Json, code: int, message: str
-) -> None:
+async def test_unusable_bus_is_reported_at_start(home_folder: Path, _: str, bus: Json, code: int, message: str) -> None:
     gateway = Gateway(home_folder, bus=bus)
     with pytest.raises(AssertionError, match=message):
         await gateway.start()

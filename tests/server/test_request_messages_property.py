@@ -207,7 +207,7 @@ async def run_plan(clients: Clients, plan: list[Step]) -> None:
 
 
 @pytest.mark.parametrize("examples", [10, pytest.param(200, marks=pytest.mark.long)])
-async def test_model_receives_what_request_says_property(start: Start, examples: int) -> None:
+async def test_model_receives_request_messages_property(start: Start, examples: int) -> None:
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(st.lists(STEPS, min_size=4, max_size=14))
     def draws(plan: list[Step]) -> None:

@@ -309,7 +309,7 @@ async def test_background_response_is_polled(start: Start) -> None:
     assert result["output"][0]["content"][0]["text"] == "Done."
 
 
-async def test_response_stays_when_another_replica_has_begun_its_run(
+async def test_response_is_kept_when_another_replica_started_its_run(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two replicas are asked under one key: the run of one is refused, the response is that of the other."""

@@ -393,7 +393,7 @@ ODD_ITEMS = [
 
 
 @pytest.mark.parametrize(("kind", "fields", "is_refused"), ODD_ITEMS)
-async def test_odd_item_fields_are_kept_or_rejected(api: Api, kind: str, fields: Json, is_refused: bool) -> None:
+async def test_unusual_item_fields_are_kept_or_rejected(api: Api, kind: str, fields: Json, is_refused: bool) -> None:
     item = {"type": kind, **CALL, **fields}
     async with api.post("/v1/conversations", {"items": [item]}) as response:
         body = await response.json()

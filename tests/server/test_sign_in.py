@@ -57,7 +57,7 @@ async def test_open_server_needs_no_sign_in(start: Start) -> None:
         assert not list(client.cookie_jar)
 
 
-async def test_key_is_given_once_and_a_cookie_stands_for_it(start: Start) -> None:
+async def test_sign_in_replaces_the_key_with_a_cookie(start: Start) -> None:
     api = await start(Reply(text="Hello."))
     async with browser() as client:
         assert await who(client, api.url) == NOBODY
@@ -84,7 +84,7 @@ async def test_key_is_given_once_and_a_cookie_stands_for_it(start: Start) -> Non
     assert cookie.value not in repr(stored) and KEY not in repr(stored)
 
 
-async def test_what_changes_something_must_come_from_the_page(start: Start) -> None:
+async def test_state_changing_requests_must_come_from_the_page(start: Start) -> None:
     api = await start(cors_origins=["https://friend.example"])
     own = str(URL(api.url).origin())
     async with browser() as client:
@@ -258,7 +258,7 @@ async def test_expired_and_made_up_tokens_open_nothing(api: Api) -> None:
     assert await with_token(api, token) == 401
 
 
-async def test_store_out_of_reach_is_told(api: Api, monkeypatch: Any) -> None:
+async def test_unreachable_store_is_reported(api: Api, monkeypatch: Any) -> None:
     from hermes.store.base import StoreError
 
     async def fail(*_: Any) -> None:

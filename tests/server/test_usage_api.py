@@ -96,7 +96,7 @@ async def test_turns_that_are_not_stored_are_counted_by_a_server_only(api: Api) 
         assert (await usage_of(api))["total"]["turns"] == int(serving)
 
 
-async def test_what_cannot_be_written_is_kept(api: Api, monkeypatch: Any) -> None:
+async def test_usage_is_kept_while_the_store_fails(api: Api, monkeypatch: Any) -> None:
     async def fail(*_: Any) -> None:
         raise StoreError("busy")
 

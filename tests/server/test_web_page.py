@@ -129,7 +129,7 @@ async def test_only_get_and_head(folder: Path, api: Api) -> None:
         await read_error(response, 405, "method_not_allowed", None)
 
 
-async def test_a_page_that_is_switched_off_is_not_there(folder: Path, start: Start) -> None:
+async def test_disabled_page_is_not_found(folder: Path, start: Start) -> None:
     api = await start(ui=False)
     for path in ("/", "/assets/page-1a2b3c.js"):
         async with raw_request(api, path) as response:
@@ -138,7 +138,7 @@ async def test_a_page_that_is_switched_off_is_not_there(folder: Path, start: Sta
         assert (await read_json(response))["features"]["web_ui"] is False
 
 
-async def test_a_page_that_is_not_built_says_what_to_do(api: Api, tmp_path: Path, monkeypatch: Any) -> None:
+async def test_missing_page_build_has_a_hint(api: Api, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(web_page, "FOLDER", tmp_path / "nowhere")
     async with raw_request(api, "/") as response:
         assert response.status == 200 and "make setup" in await response.text()

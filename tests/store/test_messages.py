@@ -757,7 +757,7 @@ def test_compaction_matches_repeated_rows_correctly(db: SessionDB) -> None:
     ],
     ids=["nan", "list as id", "deeply nested"],
 )
-def test_odd_content_is_readable(db: SessionDB, fields: dict[str, Any]) -> None:
+def test_unusual_content_is_readable(db: SessionDB, fields: dict[str, Any]) -> None:
     if not fields:
         value: Any = 1
         for _ in range(5000):

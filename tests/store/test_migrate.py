@@ -124,7 +124,7 @@ def test_every_table_is_moved_but_leases(tmp_path: Path, postgres_database: str)
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["to postgres", "to sqlite"])
-def test_counters_go_on_behind_what_was_given_out(
+def test_migrated_counters_continue_after_used_ids(
     source_url: str, postgres_database: str, sqlite_url: str, back: bool
 ) -> None:
     move(source_url, postgres_database)

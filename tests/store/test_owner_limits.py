@@ -64,7 +64,7 @@ async def test_place_that_is_not_renewed_runs_out(store: Store) -> None:
     assert await use_limits(store, bounds, Use(takes_place="c"), Use(takes_place="d")) == [True, False]
 
 
-async def test_rates_are_taken_one_by_one_and_spent_below_zero(store: Store) -> None:
+async def test_rates_are_consumed_in_order_and_may_go_below_zero(store: Store) -> None:
     bounds = OwnerBounds(requests=4, tokens=100)
     uses = [Use(requests=1, needs_tokens=True)] * 3
     answers = await asyncio.gather(*(use_limits(store, bounds, *uses) for _ in range(3)))
@@ -73,6 +73,6 @@ async def test_rates_are_taken_one_by_one_and_spent_below_zero(store: Store) -> 
     assert await use_limits(store, OwnerBounds(tokens=100), Use(requests=1)) == [True]
 
 
-async def test_rate_tells_what_is_left(store: Store) -> None:
+async def test_rate_limit_reports_remaining(store: Store) -> None:
     outcomes = await Async(store).owner_limits.use("alice", OwnerBounds(0, 60, 0), [Use(requests=1)] * 2, TTL_S)
     assert [outcome.left for outcome in outcomes] == [{"requests": 59.0}, {"requests": 58.0}]

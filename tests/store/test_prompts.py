@@ -55,7 +55,7 @@ def test_system_prompt_is_stored_once_for_all_sessions(store: Store) -> None:
     assert stored_prompts(store) == [PROMPT]
 
 
-def test_known_prompt_is_put_while_another_transaction_holds_it(postgres_store: Store, postgres_schema: str) -> None:
+def test_known_prompt_does_not_wait_for_a_row_lock(postgres_store: Store, postgres_schema: str) -> None:
     postgres_store.sessions.create_session("s1", "api_server", system_prompt=PROMPT)
     with psycopg.connect(postgres_schema) as connection:
         connection.execute("SELECT 1 FROM hermes.prompts FOR UPDATE")

@@ -913,7 +913,7 @@ def test_unfinished_runs_oldest_first(store: Store) -> None:
 # ---- controls
 
 
-def test_control_is_added_and_taken_once(turn: Turn) -> None:
+def test_control_is_added_and_consumed_once(turn: Turn) -> None:
     runs = turn.store.runs
     control = Control("steer", {"text": "shorter 🧭"}, "ada", "http", "ctl_1")
     assert runs.add_control(turn.run_id, control) is True
@@ -924,7 +924,7 @@ def test_control_is_added_and_taken_once(turn: Turn) -> None:
     assert runs.take_controls(turn.run_id) == []
 
 
-def test_controls_are_taken_oldest_first(turn: Turn) -> None:
+def test_controls_are_consumed_oldest_first(turn: Turn) -> None:
     controls = [Control("steer", {"text": str(number)}, control_id=f"ctl_{9 - number}") for number in range(5)]
     for control in controls:
         turn.store.runs.add_control(turn.run_id, control)
@@ -1238,7 +1238,7 @@ def claim(store: Store, *, ends: bool) -> tuple[str, ClaimedSession | None]:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_claimed_session_is_new_and_leased_while_run_goes_on(store: Store, ends: bool) -> None:
+def test_claimed_session_is_new_and_leased_while_run_continues(store: Store, ends: bool) -> None:
     for expected in ("api-1", "api-1-2", "api-1-3"):
         run_id, claimed = claim(store, ends=ends)
         assert claimed is not None
@@ -1253,7 +1253,7 @@ def test_claimed_session_is_new_and_leased_while_run_goes_on(store: Store, ends:
         assert texts(store.sessions, expected) == ["hi"]
 
 
-def test_claimed_session_is_not_one_that_another_process_is_about_to_make(store: Store) -> None:
+def test_claimed_session_id_skips_leased_ids(store: Store) -> None:
     assert store.leases.acquire("session:api-1", "another process", 30.0) is not None
     _, claimed = claim(store, ends=True)
     assert claimed is not None and claimed.session_id == "api-1-2"
@@ -1269,7 +1269,7 @@ def test_claimed_session_is_not_one_that_another_process_is_about_to_make(store:
         ("", ""),
     ],
 )
-def test_list_of_runs_has_the_beginning_of_what_was_asked(store: Store, message: Any, expected: str) -> None:
+def test_run_list_has_start_of_user_message(store: Store, message: Any, expected: str) -> None:
     store.runs.create(RunSpec(message, "s"))
     [record], _, total = store.runs.page(owner=None, limit=5)
     assert (record.spec.user_message, total) == (expected, 1)
@@ -1293,7 +1293,7 @@ def test_second_run_of_a_number_is_refused_at_the_first_try(store: Store, monkey
     assert record is not None and record.state.status == "queued"
 
 
-async def test_run_that_another_was_quicker_to_begin_leaves_nothing(store: Store) -> None:
+async def test_losing_a_race_to_create_a_run_writes_nothing(store: Store) -> None:
     runs, spec = Async(store).runs, RunSpec("hi", session_id="s")
     await runs.create(spec)
     event = Event(spec.run_id, "run.started", 0, {"model": "m", "provider": "p"}, 1, BEGUN_AT)

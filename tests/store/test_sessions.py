@@ -105,7 +105,7 @@ def test_unknown_or_read_only_field_is_rejected(db: SessionDB, field: str) -> No
 
 
 @pytest.mark.parametrize("id", ["a\ud800", "\x00", "' or 1=1 --", "x" * 100_000])
-def test_odd_text_as_id_finds_nothing(db: SessionDB, id: str) -> None:
+def test_arbitrary_text_as_id_is_not_found(db: SessionDB, id: str) -> None:
     create_conversation(db, "s", "hi")
     assert (db.get_session(id), db.resolve_session_id(id), db.delete_session(id)) == (None, None, False)
     assert (db.get_messages(id), db.get_messages_as_conversation(id), session_ids(db, search=id)) == ([], [], [])

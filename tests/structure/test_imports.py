@@ -43,7 +43,7 @@ def test_version_imports_little(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists(), "telling the version touches no home"
 
 
-def test_the_version_says_where_commands_run_without_trying(tmp_path: Path) -> None:
+def test_version_names_the_sandbox_without_probing(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("terminal: {backend: docker}\n")
     printed, modules = run_and_list_modules(["--version"], tmp_path)
     assert "sandbox docker" in printed and not modules & {"hermes.sandbox.choose", "asyncio"}

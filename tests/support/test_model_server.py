@@ -702,7 +702,7 @@ def strip_ids(data: Any) -> Any:
         ),
     ],
 )
-def test_already_said_text(protocol: Protocol, body: dict[str, Any], expected: str) -> None:
+def test_repeated_prefix_is_found(protocol: Protocol, body: dict[str, Any], expected: str) -> None:
     assert already_said("one two", turns(protocol, body)) == expected
 
 

@@ -363,7 +363,7 @@ def test_at_most_three_argument_faults() -> None:
     [float("nan"), float("inf"), 10**40, -(10**40), "\ud800", {"k": "\udfff"}, [[[[]]]]],
     ids=["nan", "inf", "big", "small", "half a pair", "half a pair inside", "deep"],
 )
-def test_odd_json_values_are_checked(value: Any) -> None:
+def test_unusual_json_values_are_validated(value: Any) -> None:
     for kind in KINDS.values():
         args, fault = check({"v": value}, schema(v=kind))
         assert isinstance(fault, str) and "v" in args

@@ -153,7 +153,9 @@ def test_background_output_slice(offset: int | None, limit: int, expected: tuple
 # ---- being told of the end
 
 
-async def test_background_completion_is_told_to_running_turn(tool_session: ToolSession, server: ModelServer) -> None:
+async def test_background_completion_is_reported_to_running_turn(
+    tool_session: ToolSession, server: ModelServer
+) -> None:
     command = {
         "command": "until [ -e go ]; do sleep 0.01; done; exit 4",
         "background": True,

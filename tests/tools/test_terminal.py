@@ -177,7 +177,7 @@ def test_colours_are_kept_for_people_unless_they_hide_a_secret(data: bytes, expe
 
 
 @each_backend
-async def test_colours_are_shown_and_not_told_to_the_model(
+async def test_colours_are_streamed_and_not_sent_to_the_model(
     make_harness: MakeHarness, server: ModelServer, backend: str
 ) -> None:
     tool_session = allowed(make_harness, server, backend)

@@ -83,7 +83,7 @@ async def test_a_command_is_approved_or_denied(site: Site) -> None:
     await expect(page.locator(".tool.failed")).to_have_count(1)
 
 
-async def test_a_denial_says_what_to_do_instead(site: Site) -> None:
+async def test_denial_can_include_instructions(site: Site) -> None:
     site.model.script = [
         Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"}, id="call_1")]),
         Reply(text="Moved."),
@@ -119,7 +119,7 @@ async def test_an_approval_that_is_refused_stays_open(site: Site) -> None:
     await expect(page.get_by_text("Then not.")).to_be_visible()
 
 
-async def test_a_result_may_have_a_state_of_its_own(site: Site) -> None:
+async def test_tool_result_with_a_state_field_is_not_failed(site: Site) -> None:
     command = {"command": "sleep 60", "background": True}
     site.model.script = [Reply(tool_calls=[Call("terminal", command, id="call_1")]), Reply(text="It runs.")]
     page = await site.open()
@@ -184,7 +184,7 @@ async def test_a_turn_is_steered_and_the_next_message_waits(site: Site) -> None:
     assert "Be brief." in str(site.model.requests[1].body)
 
 
-async def test_a_queued_message_is_taken_back(site: Site) -> None:
+async def test_queued_message_can_be_withdrawn(site: Site) -> None:
     site.model.script = [slowly(UNENDING), Reply(text="No.")]
     page = await site.open()
     await say(page, "First.")

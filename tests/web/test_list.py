@@ -75,7 +75,7 @@ async def test_pin_rename_archive_and_delete_with_undo(site: Site) -> None:
     await has_sessions(site, 2)
 
 
-async def test_a_deletion_is_carried_out_when_its_message_goes(site: Site) -> None:
+async def test_deletion_is_committed_when_its_toast_closes(site: Site) -> None:
     await create_conversations(site, "Alpha", "Beta")
     page = await site.open(context=await site.context(message_times=0.1))
     await choose(page, "Beta", "Delete")
@@ -136,7 +136,7 @@ async def test_a_refused_action_is_shown_and_nothing_is_done(site: Site, action:
     await expect(page.locator(".entry a")).to_have_text(["Beta", "Alpha"])
 
 
-async def test_a_deletion_is_carried_out_when_the_page_is_left(site: Site) -> None:
+async def test_deletion_is_committed_when_the_page_is_closed(site: Site) -> None:
     await create_conversations(site, "Alpha", "Beta")
     page = await site.open()
     await choose(page, "Beta", "Delete")
@@ -254,7 +254,7 @@ async def test_the_end_stays_in_view_when_a_message_grows_while_the_list_scrolls
     await expect(page.get_by_role("button", name="To the newest message")).to_be_visible()
 
 
-async def test_the_palette_shows_what_is_chosen(site: Site) -> None:
+async def test_palette_scrolls_to_the_selected_entry(site: Site) -> None:
     page = await site.open(viewport={"width": 1280, "height": 500})
     await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
     await page.keyboard.press("Control+k")
@@ -268,7 +268,7 @@ async def test_the_palette_shows_what_is_chosen(site: Site) -> None:
     await expect(page.get_by_role("dialog").get_by_text("Nothing found")).to_be_visible()
 
 
-async def test_what_could_not_be_sent_is_kept(site: Site) -> None:
+async def test_rejected_message_is_kept_in_the_composer(site: Site) -> None:
     page = await site.open()
     await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
     await page.route("**/v1/runs", lambda route: route.fulfill(status=429, json=_REFUSED))

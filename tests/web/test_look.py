@@ -134,7 +134,7 @@ async def test_a_link_to_a_conversation_leads_there_after_the_sign_in(empty_site
     await expect(page.locator(".entry", has_text="Elsewhere")).to_be_visible()
 
 
-async def test_a_key_is_offered_what_it_may(empty_site: Site) -> None:
+async def test_page_offers_only_what_the_key_allows(empty_site: Site) -> None:
     site = empty_site
     keys = [{"name": "reader", "key": "sk-reader-reader-reader", "scopes": ["sessions:read"]}]
     await site.serve(api_server={"key": KEY, "keys": keys})
@@ -172,7 +172,9 @@ async def test_a_key_that_may_make_no_branch_is_offered_none(empty_site: Site) -
     ("scopes", "note"),
     [(["chat"], "may read conversations, not continue them"), (["runs"], "may continue conversations, not begin them")],
 )
-async def test_a_key_is_offered_no_message_that_it_may_not_send(empty_site: Site, scopes: list[str], note: str) -> None:
+async def test_page_has_no_composer_for_a_key_without_chat_scope(
+    empty_site: Site, scopes: list[str], note: str
+) -> None:
     site = empty_site
     keys = [{"name": "some", "key": "sk-some-some-some-some", "scopes": scopes}]
     await site.serve(api_server={"key": KEY, "keys": keys})
@@ -273,7 +275,7 @@ async def test_german_and_right_to_left(site: Site) -> None:
     await expect(page.get_by_role("heading", name="This browser")).to_be_visible()
 
 
-async def test_nothing_comes_from_elsewhere(site: Site) -> None:
+async def test_page_requests_only_its_own_server(site: Site) -> None:
     site.model.script = [Reply(text="![x](https://example.org/track.png) and $x$ and\n\n```js\n1\n```\n")]
     context = await site.context()
     urls: list[str] = []

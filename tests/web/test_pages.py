@@ -303,7 +303,7 @@ async def test_every_page_has_an_empty_state(site: Site) -> None:
     await expect(page.get_by_text("No setting fits.")).to_be_visible()
 
 
-async def test_every_page_says_what_is_wrong(site: Site) -> None:
+async def test_every_page_shows_errors(site: Site) -> None:
     page = await site.open()
     await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
     fault = {"error": {"message": "The disk is away.", "type": "server_error", "param": None, "code": "x"}}
@@ -319,7 +319,7 @@ async def test_every_page_says_what_is_wrong(site: Site) -> None:
     await expect(page.locator("tr", has_text="agent.max_turns")).to_be_visible()
 
 
-async def test_a_page_whose_file_does_not_come_says_so(site: Site) -> None:
+async def test_page_reports_a_script_that_fails_to_load(site: Site) -> None:
     page = await site.open()
     await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
     await page.route("**/assets/health-*.js", lambda route: route.abort())
@@ -328,7 +328,7 @@ async def test_a_page_whose_file_does_not_come_says_so(site: Site) -> None:
     await expect(page.get_by_role("button", name="Reload")).to_be_visible()
 
 
-async def test_the_window_is_named_after_what_it_shows(site: Site) -> None:
+async def test_window_title_names_the_open_page(site: Site) -> None:
     site.model.script = [Reply(text="Done.")]
     page = await site.open()
     await expect(page).to_have_title("Hermes")

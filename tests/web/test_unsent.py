@@ -133,7 +133,7 @@ async def test_a_first_message_is_a_draft_until_its_conversation_is_made(site: S
     await expect(box).to_have_value("Do not lose this")
 
 
-async def test_what_was_written_meanwhile_is_kept_when_a_message_comes_back(site: Site) -> None:
+async def test_draft_is_kept_when_a_rejected_message_is_restored(site: Site) -> None:
     page = await start_conversation(site)
     box, refuse = page.get_by_role("textbox", name="Message"), asyncio.Event()
 

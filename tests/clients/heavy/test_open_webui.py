@@ -77,7 +77,7 @@ def test_title_tags_and_follow_up_tasks(model: Any, connected: OpenWebUI) -> Non
 
 
 @pytest.mark.parametrize("prompt", ["use your list", "misuse your list"])
-def test_server_tool_is_not_taken_for_client_tool(connected: OpenWebUI, prompt: str) -> None:
+def test_server_tool_is_not_treated_as_client_tool(connected: OpenWebUI, prompt: str) -> None:
     chat = connected.begin(prompt)
     assert "".join(LOOKING) in chat.messages[-1]["content"]
     assert chat.messages[-1]["content"].strip().endswith("".join(FOUND))
