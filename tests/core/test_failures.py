@@ -784,8 +784,8 @@ def test_error_message_puts_own_sentence_before_provider_text() -> None:
 
 
 @given(st.text(max_size=700) | st.text(alphabet="a\x00\x1b\x7f\x85\n\t ", max_size=700))
-def test_provider_text_in_error_is_short_and_printable(words: str) -> None:
-    message = explained("unknown", words).message
+def test_provider_text_in_error_is_short_and_printable(text: str) -> None:
+    message = explained("unknown", text).message
     assert message.startswith(KINDS["unknown"].sentence)
     assert len(message) <= len(KINDS["unknown"].sentence) + 1 + 500
     assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in message)

@@ -97,9 +97,9 @@ class ModelServer:
         self.handler = handler
         # Whether the last reply of the script answers all further requests.
         self.repeat = repeat
-        # What is told of models; None: it tells nothing.
+        # The body of the model list; None: the route is not found.
         self.models: list[dict[str, Any]] | None = None
-        # With a key, models are told only to who shows it.
+        # If set, the list is returned only to requests with this key.
         self.listing_key = ""
         self.requests: list[Request] = []
         self.open_streams = 0

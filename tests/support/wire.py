@@ -47,7 +47,7 @@ class Reply:
     tool_calls: list[Call] = field(default_factory=list)
     # "stop", "length", "tool_calls" and "content_filter" are put in the protocol's words; anything else goes as it is.
     finish: str | None = None
-    # The sequence at which the answer is said to be stopped.
+    # The stop sequence that is reported.
     stop_sequence: str | None = None
     # Canonical counts: input (all of it), output (all of it), cached, cache_write, reasoning.
     usage: dict[str, int] | None = None
