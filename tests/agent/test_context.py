@@ -31,7 +31,7 @@ def system_of(request: Request) -> str:
 
 
 def filler_text(seed: str, chars: int) -> str:
-    """Text of about that length, told apart by its seed."""
+    """Text of about that length, different for each seed."""
     return (f"{seed} " + "lorem ipsum dolor sit amet " * (chars // 27 + 1))[:chars]
 
 
@@ -56,7 +56,7 @@ def tool_round(number: int, chars: int) -> list[Json]:
 
 
 def text_turns(count: int, chars: int) -> list[Json]:
-    """Earlier turns that are all talk."""
+    """Earlier turns without tool calls."""
     messages: list[Json] = []
     for number in range(count):
         messages.append({"role": "user", "content": filler_text(f"question {number}", chars)})

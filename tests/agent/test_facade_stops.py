@@ -46,7 +46,7 @@ def agent_for(server: ModelServer, **fields: Any) -> AIAgent:
 
 
 async def settled(task: asyncio.Task[Any], within: float = 3.0) -> Any:
-    """What a waiter was told, result or exception. It must be told something, and nobody has cancelled it."""
+    """The result or exception of a waiter, which must end and must not be cancelled."""
     await asyncio.wait([task], timeout=within)
     assert task.done(), "it still waits"
     assert not task.cancelled(), "it was told that it is cancelled, which it is not"
@@ -54,7 +54,7 @@ async def settled(task: asyncio.Task[Any], within: float = 3.0) -> Any:
 
 
 def story(pieces: int = 50) -> Reply:
-    """An answer that takes its time, about a second, should nobody stop it."""
+    """An answer that takes about a second unless it is stopped."""
     return Reply(text=["a "] * pieces, gap_s=0.02)
 
 

@@ -1,4 +1,4 @@
-"""Providers that fail, over real sockets: what is tried, what is kept, and what the user is told."""
+"""Provider failures over real sockets: retries, fallbacks, stored text, and errors for the user."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fallback_to(other: ModelServer, protocol: str = "chat", **fields: Any) -> di
 
 
 def nowhere() -> str:
-    """An address where nobody listens."""
+    """An address without a listener."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}"

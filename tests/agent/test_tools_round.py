@@ -1,4 +1,4 @@
-"""Tool rounds: names, arguments, order, limits, and what the model is told when a tool goes wrong."""
+"""Tool rounds: names, arguments, order, limits, and the errors that the model receives."""
 
 from __future__ import annotations
 

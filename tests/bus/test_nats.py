@@ -1,4 +1,4 @@
-"""NATS between replicas: what is wrong with a connection is told, and what travels arrives once, or is seen to be missing."""
+"""NATS between replicas: connection errors are reported; messages arrive once, or are detected as missing."""
 
 from __future__ import annotations
 

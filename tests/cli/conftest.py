@@ -126,7 +126,7 @@ def home(home_folder: Path) -> Home:
 
 @pytest.fixture
 def hermes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hermes:
-    """Runs a command in this process; `typed` is what somebody at a terminal types, `piped` what is piped in."""
+    """Runs a command in this process; `typed` is terminal input, `piped` is piped input."""
 
     def run(*args: str, typed: str | None = None, piped: str = "") -> Result:
         monkeypatch.setattr(sys, "stdin", io.StringIO(piped) if typed is None else TerminalInput(typed))

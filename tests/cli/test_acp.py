@@ -29,7 +29,7 @@ PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(40)).decode()
 
 @pytest.fixture(params=["here", "server"])
 def way(cli: Cli, request: pytest.FixtureRequest) -> tuple[Cli, list[str]]:
-    """The agent in the process of `hermes acp`, and in a server that it is told of."""
+    """The agent in the process of `hermes acp`, and in a server given by an option."""
     if request.param == "here":
         return cli, []
     cli.serve()

@@ -41,7 +41,7 @@ def configure(home: Home, server: ModelServer, more: str = "") -> None:
 
 
 def names(home: Home) -> list[str]:
-    """What was written, but for what providers were heard to say."""
+    """The names of the files in the home, without the cache."""
     return sorted(path.name for path in home.path.iterdir() if path != home.cache)
 
 

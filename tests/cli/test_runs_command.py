@@ -73,7 +73,7 @@ def store(home: Home) -> Iterator[Store]:
 
 
 def store_run(store: Store, run_id: str, *types: str, session_id: str = "talk", **data: Any) -> str:
-    """A run of nobody, whose log holds these events."""
+    """Store a run whose log has these events; no process runs it."""
     store.sessions.create_session(session_id, "api_server")
     store.runs.create(RunSpec("hi", session_id, run_id=run_id))
     token = store.leases.acquire(f"session:{session_id}", "nobody:1:1", 60)

@@ -26,7 +26,7 @@ both = pytest.mark.parametrize("api", ["chat", "responses"])
 
 
 def calls_then_tells(*calls: Call) -> Any:
-    """A model that calls these tools and then repeats what it was told."""
+    """A model that calls these tools and then repeats their results."""
 
     def reply(request: Request) -> Reply:
         results = [turn.text for turn in request.turns if turn.role == "tool"]
@@ -68,7 +68,7 @@ def agent_of(hermes: Hermes, api: str, **more: Any) -> Agent[Any, Any]:
 
 
 def deferring(hermes: Hermes, api: str) -> Agent[Any, Any]:
-    """An agent with a tool that somebody must approve, and one whose result comes from elsewhere."""
+    """An agent with a tool that needs approval, and one whose result is supplied by the caller."""
     from pydantic_ai import CallDeferred
 
     agent = agent_of(hermes, api, output_type=[str, DeferredToolRequests])

@@ -1,4 +1,4 @@
-"""Who a process is: alive, ended, or another one under the same pid; and what can be told of a holder by its text."""
+"""Process identity: alive, ended, or another process with the same pid; and parsing of holder names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold after a kill: all that was told is there, and nothing is there by half."""
+"""Invariants after a kill: everything reported is stored, and nothing is stored partially."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANNOUNCED = ("row", "user_row", "partial_row")
 
 @dataclass
 class Ledger:
-    """What the writers told so far."""
+    """What the writers have reported so far."""
 
     rows: dict[int, tuple[str, str]] = field(default_factory=dict)
     runs: set[str] = field(default_factory=set)

@@ -41,7 +41,7 @@ def seed_is_told(*where: object) -> Iterator[random.Random]:
 
 
 def killed_after(folder: Path, seed: str, lines: int, wait_s: float) -> list[str]:
-    """Let a writer tell so many lines and go on for a moment; then kill it. All that it told."""
+    """Kill a writer a moment after it has reported that many lines; returns all reported lines."""
     places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     writer = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Servers killed at any moment: what was told stays true, what had effects has them once, and work goes on by itself."""
+"""Servers killed at any moment: what clients have seen stays true, effects happen once, and runs are resumed."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def results(witness: Witness) -> dict[str, Json]:
 
 
 async def waiting(witness: Witness, name: str, status: str) -> Json:
-    """The run of a plan, once it waits for somebody."""
+    """The run of a plan, once it waits for an answer."""
     [run_id] = [run.run_id for run in witness.runs.values() if run.plan.name == name]
     async with asyncio.timeout(TAKEN_UP_S):
         while (run := await witness.gateway.get(f"/v1/runs/{run_id}"))["status"] != status:

@@ -1,4 +1,4 @@
-"""A worker killed in the middle of its runs: another takes them up at once, and no reader is told anything twice."""
+"""A worker killed during its runs: another resumes them at once, and no reader gets an event twice."""
 
 from __future__ import annotations
 

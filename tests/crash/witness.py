@@ -1,4 +1,4 @@
-"""Clients of a server that may be killed: all that they are told, and whether the next server stands by it."""
+"""Clients of a server that may be killed: they record what they receive, and compare it with the next server."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Witness:
     # --- looking at what is left -------------------------------------------------------------------------------------
 
     async def settle(self) -> None:
-        """Everything comes to its end by itself; then all that was ever told is looked at."""
+        """Wait until all runs have ended, and check everything that was received."""
         try:
             async with asyncio.timeout(TAKEN_UP_S):
                 await asyncio.gather(*(self.follow(run, again=True) for run in self.runs.values() if not run.closed))

@@ -24,12 +24,12 @@ TRUNK, TRUNK_ROWS = "trunk", 12
 
 
 def say(**fields: Any) -> None:
-    """One line, short enough to be written in one piece. What is told here must survive whatever comes."""
+    """Report one line in one atomic write. What is reported must survive any crash."""
     os.write(1, json.dumps(fields).encode() + b"\n")
 
 
 def digest(text: str) -> str:
-    """What stands for a text that is too long to be told."""
+    """The digest that represents a long text in a report."""
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 

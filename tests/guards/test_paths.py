@@ -25,7 +25,7 @@ SECRET = b"the secret"
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A user's home with a Hermes home in it, a workspace, and a folder of nobody's."""
+    """A user's home with a Hermes home in it, a workspace, and an unrelated folder."""
     for folder in ("user/.hermes/workspace", "user/.ssh", "ws/src", "elsewhere"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "user/.ssh/id_rsa").write_bytes(SECRET)

@@ -238,7 +238,7 @@ def test_global_addresses_are_accepted(address: str) -> None:
 
 
 def spellings(address: IPv4Address) -> list[str]:
-    """The ways to write an IPv4 address that somebody somewhere understands."""
+    """All notations of an IPv4 address that some resolver accepts."""
     a, b, c, d = address.packed
     whole, low, half = int(address), (c << 8) | d, f"{(a << 8) | b:x}:{(c << 8) | d:x}"
     dotted = str(address)
@@ -293,7 +293,7 @@ def spellings(address: IPv4Address) -> list[str]:
 
 
 class Libc(Stage):
-    """Reads odd numbers as the system's own lookup does, and lets nobody connect."""
+    """Parses unusual IPv4 notations as the system's resolver does, and never connects."""
 
     async def addresses(self, host: str, port: int) -> list[str]:
         return [info[4][0] for info in socket.getaddrinfo(host, port, flags=socket.AI_NUMERICHOST)]

@@ -125,7 +125,7 @@ async def serving(part: Part, *, unix: Path | None = None, **how: Any) -> AsyncI
 
 
 async def perform(writer: Writer, pieces: Any) -> bool:
-    """Say something in pieces that come one by one; whether there is somebody left to talk to."""
+    """Write the pieces one by one; returns whether the client is still connected."""
     for piece in pieces if isinstance(pieces, list | tuple) else [pieces]:
         if isinstance(piece, asyncio.Event):
             await piece.wait()
@@ -622,7 +622,7 @@ async def test_total_timeout_of_endless_response(http: HttpClient) -> None:
 
 @asynccontextmanager
 async def full(address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
-    """A port at which nobody is let in, nor turned away."""
+    """A port whose connections are neither accepted nor refused."""
     with socket.socket() as listening, socket.socket() as sock, socket.socket() as two:
         listening.bind((address, port))
         listening.listen(0)

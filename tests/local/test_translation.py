@@ -1,4 +1,4 @@
-"""What the local model is told: few tools, in short, with examples, and a form that it cannot leave."""
+"""Prompts of the local model: few tools, short descriptions, examples, and a grammar for the answer."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ async def test_crash_in_agent_loop_leaves_complete_transcript_and_one_end(
 
 
 async def free(harness: Harness, session_id: str) -> None:
-    """The session is held by nobody, soon."""
+    """Wait until the session's lease is released."""
     async with asyncio.timeout(SURELY_S):
         while await harness.app.store.leases.holder(f"session:{session_id}") is not None:
             await asyncio.sleep(0.005)

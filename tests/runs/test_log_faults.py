@@ -341,7 +341,7 @@ async def test_failed_text_save_is_retried_without_further_event(
 
 
 async def settled(task: asyncio.Task[Any], within: float = SURELY_S) -> Any:
-    """What a task came to, result or exception. It must come to something, and nobody has cancelled it."""
+    """The result or exception of a task, which must end and must not be cancelled."""
     await asyncio.wait([task], timeout=within)
     assert task.done(), "it still waits"
     assert not task.cancelled(), "it was told that it is cancelled, which it is not"

@@ -97,7 +97,7 @@ async def _redirecting(request: web.Request) -> web.StreamResponse:
 
 
 async def carried_out(tool_session: ToolSession, canaries: Canaries, attempt: Attempt) -> tuple[list[Json], str]:
-    """The answer to each step, and everything that was told of them."""
+    """The answer to each step, and all answers as one text."""
     tool_session.offer(*TOOLS)
     tool_answers: list[Any] = []
     answers: list[Json] = []

@@ -59,7 +59,7 @@ CLOSED = [attempt for attempt in ATTEMPTS if attempt.defence != "open"]
 
 
 def blocked_by(defence: str, answer: Json) -> bool:
-    """Whether it was this line of defence, or a rule of this name that somebody is asked about."""
+    """Whether this line of defence blocked it, or a rule of this name asked for approval."""
     if defence in HELD:
         return HELD[defence](answer)
     return _blocked(answer) and defence in answer["rules"]

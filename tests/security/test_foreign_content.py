@@ -1,4 +1,4 @@
-"""Text from outside: hosts nobody named are asked about, lasting writes after it ask, and it cannot pose as the user."""
+"""Foreign content: hosts not named by the user and persistent writes need approval, and it cannot pose as the user."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class WebHarness:
         harness.offer(EXTRACT, *tools)
 
     async def run(self, *calls: Call, message: str = "hi", choice: str = "", **fields: Any) -> CompletedRun:
-        """A turn; with `choice` somebody answers whatever is asked with it."""
+        """Run a turn; `choice` answers its approval requests."""
         async with serving(page) as port:
             self.stage.servers |= {WORLD: port, ELSEWHERE: port}
             self.server.script = [*(Reply(tool_calls=[call]) for call in calls), Reply(text="Done.")]

@@ -36,7 +36,7 @@ def thing(optional: Json | None = None, /, **required: Json) -> Json:
 
 
 def kind(name: str, optional: Json | None = None, /, **required: Json) -> Json:
-    """An object told apart by its type."""
+    """A schema discriminated by `type`."""
     return thing(optional, type=enum_of(name), **required)
 
 

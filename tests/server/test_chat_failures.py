@@ -1,4 +1,4 @@
-"""Turns that do not end well: what a client of chat completions is told, plain and streamed."""
+"""Failed turns: the errors of chat completions, plain and streamed."""
 
 from __future__ import annotations
 

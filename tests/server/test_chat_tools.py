@@ -1,4 +1,4 @@
-"""Chat completions with tools: the client's own, the server's beside them, and what is told of their progress."""
+"""Chat completions with tools: the client's, the server's, and progress events."""
 
 from __future__ import annotations
 

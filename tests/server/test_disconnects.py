@@ -1,4 +1,4 @@
-"""Clients that leave: noticed within a second wherever the turn stands, and told truthfully afterwards."""
+"""Disconnecting clients: detected within a second in every phase of a turn, and recorded in its outcome."""
 
 from __future__ import annotations
 

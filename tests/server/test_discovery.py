@@ -1,4 +1,4 @@
-"""What the server tells of itself: health, readiness, models, capabilities, skills and toolsets."""
+"""Discovery: health, readiness, models, capabilities, skills and toolsets."""
 
 from __future__ import annotations
 

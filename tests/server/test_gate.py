@@ -250,7 +250,7 @@ async def open_url(home: Home) -> AsyncIterator[str]:
 
 
 async def as_user(uid: int, url: str, path: str, family: int = socket.AF_INET, host: str = "127.0.0.1") -> str:
-    """What a client of this user is told."""
+    """The response that a client of this user gets."""
     arguments = [str(int(family)), host, url.rpartition(":")[2], path]
     process = await asyncio.create_subprocess_exec(
         SYSTEM_PYTHON, "-c", CLIENT, *arguments, stdout=subprocess.PIPE, user=uid, group=uid, extra_groups=[]

@@ -1,4 +1,4 @@
-"""Keys: who comes in, what each may do, how much and how often, and that nobody sees what is another's."""
+"""API keys: authentication, scopes, limits, rates, and isolation of owners."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def two(start: Start) -> AsyncIterator[TwoOwners]:
 
 
 async def _things(api: Api, key: str) -> Json:
-    """One of everything that can be somebody's."""
+    """One object of each kind that has an owner."""
     more: Json = {"headers": bearer(key)}
     async with api.post("/v1/responses", {"input": "hi"}, **more) as response:
         ids = {"response_id": (await read_json(response))["id"]}

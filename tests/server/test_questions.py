@@ -1,4 +1,4 @@
-"""Questions of the agent to its user: told where somebody can answer, answered through the run, and never left open."""
+"""Questions to the user: sent where they can be answered, answered through the run, and never left open."""
 
 from __future__ import annotations
 

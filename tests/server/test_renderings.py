@@ -1,4 +1,4 @@
-"""One turn, told in five ways: plain, streamed, replayed and over a socket, all say the same."""
+"""One turn in five renderings, which must agree: plain, streamed, replayed, over a WebSocket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log has one text: whoever reads it, from wherever, live or later, gets the same bytes, or is told that it is gone."""
+"""Replay: every reader of a log gets the same bytes, live or later, from any position, or an error if it has expired."""
 
 from __future__ import annotations
 

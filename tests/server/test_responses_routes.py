@@ -219,7 +219,7 @@ async def test_response_continues_from_remaining_items(api: Api) -> None:
 
 
 async def test_repeated_items_get_own_ids(api: Api) -> None:
-    """Two items with one id could not be told apart, and a client that reads page by page would never end."""
+    """With duplicate item ids, pagination by id would never end."""
     api.model.script = [Reply(text="Hi.")]
     path = await begin(api, {**message("user", "one"), "id": "msg_1"}, {**message("user", "two"), "id": "msg_1"})
     async with api.post(path, {"items": [{**message("user", "three"), "id": "msg_1"}]}) as response:

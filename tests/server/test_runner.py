@@ -1,4 +1,4 @@
-"""The server's start and end: what it refuses, in which order, what it leaves behind, and what it tells of itself."""
+"""Start and shutdown of the server: rejected configurations, order, state files, and status."""
 
 from __future__ import annotations
 

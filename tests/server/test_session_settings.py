@@ -90,7 +90,7 @@ WAYS: dict[str, Callable[[Api, str], Awaitable[str]]] = {
 
 
 async def turn_settings(api: Api, run_id: str) -> tuple[set[str], int, str]:
-    """What a turn worked with: its tools, its number of steps, and what the model was told of its folder."""
+    """The effective settings of a turn: tools, step limit, and the working folder in the system prompt."""
     started = next(event.data for event in await api.app.engine.durable(run_id) if event.type == "run.started")
     [folder] = [line for line in system_of(api.model.requests[-1]).splitlines() if "Working folder" in line]
     return set(tool_names(api.model.requests[-1])), started["max_iterations"], folder

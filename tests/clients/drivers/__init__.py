@@ -1,4 +1,4 @@
-"""One way to drive every client: a talk with the server that goes on from question to question."""
+"""One interface to all clients: a conversation with the server, question by question."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Answer:
         self.pieces += len(pieces)
 
     def run(self, name: str, arguments: str) -> str:
-        """Do what a client does when it is told to call a function."""
+        """Carry out a function call as a client does."""
         parsed = json.loads(arguments)
         self.calls.append((name, parsed))
         return weather(**parsed) if name == "weather" else f"There is no {name} here."
@@ -95,4 +95,4 @@ class Conversation:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of what the talk holds."""
+        """Release the resources of the conversation."""

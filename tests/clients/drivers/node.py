@@ -26,7 +26,7 @@ def _process(script: str) -> subprocess.Popen[str]:
 
 
 class NodeTalk(Conversation):
-    """A talk that a script remembers by its number."""
+    """A conversation that a script knows by its number."""
 
     script: str
 

@@ -141,7 +141,7 @@ def test_continue_response(hermes: Hermes, model: Any, webui: OpenWebUI) -> None
 
 
 def test_continue_response_is_unsupported_over_responses(hermes: Hermes, model: Any, webui: OpenWebUI) -> None:
-    """The protocol has no such request: the user is told so, and the chat continues."""
+    """The protocol has no such request: the user sees an error, and the chat continues."""
     webui.connect(hermes, "responses")
     chat = webui.begin("say hello")
     message = chat.go_on()
