@@ -16,11 +16,11 @@ PAGE_SOURCE := $(shell find web -type f -not -path '*/node_modules/*' -not -path
 # Tests start hundreds of interpreters: each module is compiled once, not in each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run model dist test test-clients test-clients-heavy test-web captures screenshots docs test-docs test-long test-crash test-cluster test-cluster-long soak check format lock sbom bench bench-guard bench-web house eval-local clean help
+.PHONY: setup run model dist test test-clients test-clients-heavy test-web captures screenshots docs test-docs test-long test-crash test-cluster test-cluster-long soak check format lock sbom bench bench-guard bench-web source-metrics eval-local clean help
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run | dist | test | test-clients | test-clients-heavy | test-web | captures | screenshots | docs | test-docs | test-long | test-crash | test-cluster | test-cluster-long | soak | check | format | lock | sbom | bench | bench-guard | bench-web | house | eval-local | setup | clean"
+	@echo "make run | dist | test | test-clients | test-clients-heavy | test-web | captures | screenshots | docs | test-docs | test-long | test-crash | test-cluster | test-cluster-long | soak | check | format | lock | sbom | bench | bench-guard | bench-web | source-metrics | eval-local | setup | clean"
 
 setup: $(STAMP) $(TOOLS) $(PAGE)
 
@@ -146,8 +146,8 @@ bench-guard: setup
 	@$(BIN)/python -m bench.guard $(ARGS)
 
 # How large and how tangled the source is, against what it is meant to be.
-house: setup
-	@$(BIN)/python -m bench.house
+source-metrics: setup
+	@$(BIN)/python -m bench.source_metrics
 
 # How well the installed local model does what it is asked, for real, in a scratch folder.
 eval-local: setup model

@@ -38,19 +38,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="|".join(PARTS))
     parser.add_argument("--quick", action="store_true")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_WANTED if most == resource.RLIM_INFINITY else min(FILES_WANTED, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
     os.sched_setaffinity(0, {OTHER_CORE})
-    for part in asked.parts or PARTS:
-        began, before = time.perf_counter(), busy_s()
-        figures = uvloop.run(PARTS[part](asked.quick))
-        passed, (total, ours) = time.perf_counter() - began, (n - m for n, m in zip(busy_s(), before, strict=True))
+    for part in args.parts or PARTS:
+        started_at, before = time.perf_counter(), busy_s()
+        figures = uvloop.run(PARTS[part](args.quick))
+        passed, (total, ours) = time.perf_counter() - started_at, (n - m for n, m in zip(busy_s(), before, strict=True))
         others = max(0.0, total - ours) / passed
         print(f"{part}: {passed:.0f} s, in which other programs used {others:.2f} of a core")
         show(figures)
-        if not asked.quick:
+        if not args.quick:
             keep(part, figures, others)
 
 

@@ -67,7 +67,7 @@ async def start_streams(server: Server, count: int, tokens: int) -> Streams:
 
 
 async def viewing(
-    found: Engines, owner: Server, foreign: Server, viewers_at: Sequence[Server], seconds: int
+    engines: Engines, owner: Server, foreign: Server, viewers_at: Sequence[Server], seconds: int
 ) -> Viewing:
     """What paced runs of `owner` cost, with a viewer of each run's events at each of these servers."""
     streams = await start_streams(owner, RUNS, PER_S * (seconds + CATCH_UP_S_MAX + 2))
@@ -82,7 +82,7 @@ async def viewing(
     await asyncio.sleep(1)
 
     def used_s() -> tuple[float, ...]:
-        return owner.cpu_s(), foreign.cpu_s(), found.nats_cpu_s(), found.postgres_cpu_s()
+        return owner.cpu_s(), foreign.cpu_s(), engines.nats_cpu_s(), engines.postgres_cpu_s()
 
     before = used_s()
     seen, streamed = _tokens(watching), _tokens(streams.clients)
@@ -101,9 +101,9 @@ def _tokens(watching: Iterable[Client]) -> int:
 
 async def idle_cpu(server: Server, seconds: float) -> float:
     """Share of a core that a replica uses while nothing is asked of it."""
-    before, began = server.cpu_s(), time.perf_counter()
+    before, started_at = server.cpu_s(), time.perf_counter()
     await asyncio.sleep(seconds)
-    return (server.cpu_s() - before) / (time.perf_counter() - began)
+    return (server.cpu_s() - before) / (time.perf_counter() - started_at)
 
 
 async def connection(server: Server) -> Connection:
@@ -127,7 +127,7 @@ async def delays_ms(owner: Server, foreign: Server, seconds: int) -> list[float]
     return [(there[seq] - here[seq]) * 1e3 for seq in sorted(here)[PER_S:]]
 
 
-async def viewers(found: Engines, owner: Server, foreign: Server, quick: bool) -> list[Figure]:
+async def viewers(engines: Engines, owner: Server, foreign: Server, quick: bool) -> list[Figure]:
     rounds, seconds = (1, 4) if quick else (3, 8)
     idle_s = await idle_cpu(foreign, seconds)
     lag = await delays_ms(owner, foreign, 4 if quick else 10)
@@ -140,7 +140,7 @@ async def viewers(found: Engines, owner: Server, foreign: Server, quick: bool) -
             (far, [foreign] * VIEWERS),
             (lone, [foreign]),
         ):
-            viewed.append(await viewing(found, owner, foreign, viewers_at, seconds))
+            viewed.append(await viewing(engines, owner, foreign, viewers_at, seconds))
 
     def cost_us(used: Sequence[float], of: Sequence[Viewing]) -> list[float]:
         return [cpu / one.tokens * 1e6 for cpu, one in zip(used, of, strict=True)]
@@ -180,7 +180,7 @@ async def viewers(found: Engines, owner: Server, foreign: Server, quick: bool) -
 async def scaling(replicas: Sequence[Server], quick: bool) -> list[Figure]:
     """With the clients spread over one, two and three of the replicas, in turns."""
     rounds, seconds = (2, 1.5) if quick else (5, 2.0)
-    counts, made = range(1, len(replicas) + 1), list[Figure]()
+    counts, figures = range(1, len(replicas) + 1), list[Figure]()
     for name, unit, stream in (
         (f"{STREAMS} clients, not streamed", "turns/s", False),
         (f"{STREAMS} streams at once", "tokens/s", True),
@@ -188,18 +188,18 @@ async def scaling(replicas: Sequence[Server], quick: bool) -> list[Figure]:
         await throughput(replicas, 1.0, stream=stream)
         rows = [[(await throughput(replicas[:n], seconds, stream=stream)).per_s for n in counts] for _ in range(rounds)]
         speeds = [median([row[n] for row in rows]) for n in range(len(replicas))]
-        made.append(Figure(f"{name}, 1 replica", unit, (None, speeds[0])))
-        made += (
+        figures.append(Figure(f"{name}, 1 replica", unit, (None, speeds[0])))
+        figures += (
             Figure(f"{name}, {n} replicas", unit, (speeds[0], speeds[n - 1]), "ratio", note="beside one replica")
             for n in counts[1:]
         )
-    return made
+    return figures
 
 
-def scans(found: Engines) -> list[Figure]:
+def scans(engines: Engines) -> list[Figure]:
     """What grows with the runs that have no end: the reads of a submitted run, and of every replica now and then."""
-    store = open_store(found.postgres.url)
-    runs, query = store.runs, found.postgres.query
+    store = open_store(engines.postgres.url)
+    runs, query = store.runs, engines.postgres.query
     try:
         store.runs.create(RunSpec("fill", "fill"))
         copy = (
@@ -226,14 +226,14 @@ def scans(found: Engines) -> list[Figure]:
 
 
 def timed_ms(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     work()
-    return (time.perf_counter() - began) * 1e3
+    return (time.perf_counter() - started_at) * 1e3
 
 
 async def measure(quick: bool) -> list[Figure]:
-    with provider() as model, engines() as found, ExitStack() as held:
-        replicas = [held.enter_context(found.replica(model)) for _ in range(REPLICAS)]
-        made = [*await scaling(replicas, quick), *await viewers(found, replicas[0], replicas[1], quick)]
+    with provider() as model, engines() as running, ExitStack() as held:
+        replicas = [held.enter_context(running.replica(model)) for _ in range(REPLICAS)]
+        figures = [*await scaling(replicas, quick), *await viewers(running, replicas[0], replicas[1], quick)]
         held.close()  # or the replicas would take up the runs that are made up now
-        return [*made, *await asyncio.to_thread(scans, found)]
+        return [*figures, *await asyncio.to_thread(scans, running)]

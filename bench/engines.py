@@ -57,12 +57,12 @@ def _stat(pid: int) -> list[str]:
 
 
 def _children(parent: int) -> list[int]:
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if int(_stat(int(folder.name))[1]) == parent:
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids
 
 
 @contextlib.contextmanager

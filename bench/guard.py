@@ -104,11 +104,11 @@ def instructions(stream: str, chunks: int) -> int:
     done = subprocess.run(
         [*command, "-m", "bench.guard", stream, str(chunks)], env=env, capture_output=True, check=False
     )
-    found = COUNTED.search(done.stderr)
-    if done.returncode or found is None:
+    match = COUNTED.search(done.stderr)
+    if done.returncode or match is None:
         raise SystemExit(f"callgrind failed:\n{done.stderr.decode(errors='replace')[-2_000:]}")
     assert int(done.stdout) >= 100 * chunks, "the chunks did not get to the client"
-    return int(found[1])
+    return int(match[1])
 
 
 def main(*asked: str) -> int:
@@ -117,18 +117,18 @@ def main(*asked: str) -> int:
         print(asyncio.run(way(asked[0], int(asked[1]))))
         return 0
     updates = asked == ("--update",)
-    minor, kept = ".".join(platform.python_version_tuple()[:2]), json.loads(FILE.read_text())
+    minor, recorded = ".".join(platform.python_version_tuple()[:2]), json.loads(FILE.read_text())
     if shutil.which("valgrind") is None:
         print("Nothing was measured: valgrind is not installed.")
         return 2
-    if not updates and kept["python"] != minor:
-        print(f"Nothing was measured: the figures on record are of Python {kept['python']}, and this is {minor}.")
+    if not updates and recorded["python"] != minor:
+        print(f"Nothing was measured: the figures on record are of Python {recorded['python']}, and this is {minor}.")
         return 2
     figures, failed = {}, False
     for stream in STREAMS:
         with ThreadPoolExecutor() as both:
             many, none = both.map(instructions, (stream, stream), (CHUNKS, 0))
-        now, before = round((many - none) / CHUNKS), kept["instructions_per_chunk"].get(stream)
+        now, before = round((many - none) / CHUNKS), recorded["instructions_per_chunk"].get(stream)
         figures[stream] = now
         if before is None:
             print(f"{stream}: {now:,} instructions per chunk; none on record")

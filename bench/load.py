@@ -99,9 +99,9 @@ async def connect(url: str, keep: bool = False) -> Client:
 
 def post(path: str, body: Mapping[str, Any]) -> bytes:
     """A request with a body."""
-    said = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(said)}"
-    return head.encode() + b"\r\n\r\n" + said
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    return head.encode() + b"\r\n\r\n" + data
 
 
 def get(path: str) -> bytes:

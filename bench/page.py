@@ -34,8 +34,8 @@ def tokens(count: int) -> list[str]:
 
 
 async def figures(session: CDPSession) -> dict[str, float]:
-    found = await session.send("Performance.getMetrics")
-    return {one["name"]: one["value"] for one in found["metrics"]}
+    metrics = await session.send("Performance.getMetrics")
+    return {one["name"]: one["value"] for one in metrics["metrics"]}
 
 
 async def heap(session: CDPSession) -> float:
@@ -58,15 +58,19 @@ async def first_load(site: Site) -> dict[str, Any]:
     await session.send("Network.enable")
     sizes: list[float] = []
     names: dict[str, str] = {}
-    session.on("Network.responseReceived", lambda told: names.update({told["requestId"]: told["response"]["url"]}))
+    session.on(
+        "Network.responseReceived", lambda params: names.update({params["requestId"]: params["response"]["url"]})
+    )
     session.on(
         "Network.loadingFinished",
-        lambda told: sizes.append(told["encodedDataLength"]) if _of_page(names.get(told["requestId"], "")) else None,
+        lambda params: (
+            sizes.append(params["encodedDataLength"]) if _of_page(names.get(params["requestId"], "")) else None
+        ),
     )
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     await page.goto(site.gateway.url + "/")
     await page.wait_for_selector(".composer textarea")
-    passed, spent = time.perf_counter() - began, (await figures(session))["TaskDuration"]
+    passed, spent = time.perf_counter() - started_at, (await figures(session))["TaskDuration"]
     return {
         "first load, kB": round(sum(sizes) / 1000, 1),
         "usable after, s": round(passed, 2),
@@ -87,17 +91,17 @@ async def long_conversation(site: Site) -> dict[str, Any]:
         for number in range(MESSAGES)
     ]
     whole = [{"format": "hermes.session/1", "id": "long", "title": "Long", "messages": messages}]
-    told = await site.gateway.post("/api/sessions/import", {"sessions": whole})
-    assert told["imported"] == 1, told
+    response = await site.gateway.post("/api/sessions/import", {"sessions": whole})
+    assert response["imported"] == 1, response
     page = await site.open()
     await page.wait_for_selector(".entry")
     session = await watched(page)
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     await page.evaluate("location.hash = '#/c/long'")
     await page.wait_for_selector(f"text=Number {MESSAGES - 1}.")
-    opened = time.perf_counter() - began
+    opened = time.perf_counter() - started_at
     before = await figures(session)
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     frames = await page.evaluate(
         """async () => {
             const list = document.querySelector(".messages");
@@ -113,7 +117,7 @@ async def long_conversation(site: Site) -> dict[str, Any]:
             return frames.sort((one, other) => one - other);
         }"""
     )
-    passed = time.perf_counter() - began
+    passed = time.perf_counter() - started_at
     after = await figures(session)
     return {
         "5,000 messages open after, s": round(opened, 2),
@@ -132,16 +136,16 @@ async def streaming(site: Site, minutes: float) -> dict[str, Any]:
     session = await watched(page)
     await say(page, "Speak")
     await page.wait_for_selector(".answer")
-    before, began = await figures(session), time.perf_counter()
+    before, started_at = await figures(session), time.perf_counter()
     await page.wait_for_selector(".turn-end", timeout=120_000)
-    passed, after = time.perf_counter() - began, await figures(session)
+    passed, after = time.perf_counter() - started_at, await figures(session)
     result: dict[str, Any] = {
         "answer of 2,000 tokens took, s": round(passed, 1),
         "streaming: share of a core, %": round(100 * (after["TaskDuration"] - before["TaskDuration"]) / passed, 1),
     }
-    began = time.monotonic()
+    started_at = time.monotonic()
     sizes = [(0.0, await heap(session))]
-    while time.monotonic() - began < minutes * 60:
+    while time.monotonic() - started_at < minutes * 60:
         site.model.script = [Reply(text=tokens(TOKENS), gap_s=GAP_S / 2, continues=False)]
         turns = await page.locator("[data-key^='e:']").last.get_attribute("data-key")
         await say(page, "On")
@@ -152,7 +156,7 @@ async def streaming(site: Site, minutes: float) -> dict[str, Any]:
             timeout=120_000,
         )
         await asyncio.sleep(0.5)
-        sizes.append((time.monotonic() - began, await heap(session)))
+        sizes.append((time.monotonic() - started_at, await heap(session)))
     # What is said is kept; beyond that nothing may grow. The first minute fills caches that have a limit.
     result["heap after each answer, MB"] = [round(size, 1) for _, size in sizes]
     late = [(at, size) for at, size in sizes if at > 60] or sizes
@@ -167,10 +171,10 @@ async def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=4.0, help="how long answers are streamed to see whether memory grows"
     )
-    asked = parser.parse_args()
+    args = parser.parse_args()
     async with serving_site() as site:
-        found = await first_load(site) | await long_conversation(site) | await streaming(site, asked.minutes)
-    print(json.dumps(found, indent=2))
+        report = await first_load(site) | await long_conversation(site) | await streaming(site, args.minutes)
+    print(json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

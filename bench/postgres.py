@@ -42,9 +42,9 @@ async def throughput(servers: Sequence[Server], seconds: float, *, stream: bool)
             count += tokens if stream else 1
         return count
 
-    cpu, began = sum(server.cpu_s() for server in servers), time.perf_counter()
+    cpu, started_at = sum(server.cpu_s() for server in servers), time.perf_counter()
     count = sum(await asyncio.gather(*map(work, askers)))
-    passed, used = time.perf_counter() - began, sum(server.cpu_s() for server in servers) - cpu
+    passed, used = time.perf_counter() - started_at, sum(server.cpu_s() for server in servers) - cpu
     leave(askers)
     return Throughput(count / passed, used / count, count)
 
@@ -58,10 +58,10 @@ class EngineCosts:
     commits: int = 0
     wal_bytes: int = 0
 
-    async def of_turns(self, found: Engines, server: Server, seconds: float) -> Throughput:
-        before = found.postgres_cpu_s(), found.commits(), found.wal_bytes()
+    async def of_turns(self, engines: Engines, server: Server, seconds: float) -> Throughput:
+        before = engines.postgres_cpu_s(), engines.commits(), engines.wal_bytes()
         turns = await throughput([server], seconds, stream=False)
-        after = found.postgres_cpu_s(), found.commits(), found.wal_bytes()
+        after = engines.postgres_cpu_s(), engines.commits(), engines.wal_bytes()
         cpu_s, commits, wal_bytes = (n - m for n, m in zip(after, before, strict=True))
         self.turns += turns.count
         self.cpu_s += cpu_s
@@ -70,7 +70,7 @@ class EngineCosts:
         return turns
 
 
-async def beside_sqlite(found: Engines, sqlite: Server, replica: Server, quick: bool) -> list[Figure]:
+async def beside_sqlite(engines: Engines, sqlite: Server, replica: Server, quick: bool) -> list[Figure]:
     """Both in turns; the median of the rounds counts."""
     rounds, first_rounds = (3, 4) if quick else (6, 10)
     for server in (sqlite, replica):
@@ -78,7 +78,7 @@ async def beside_sqlite(found: Engines, sqlite: Server, replica: Server, quick: 
         await firsts(server, 20)
     costs = EngineCosts()
     turns = [
-        (await throughput([sqlite], 1.5, stream=False), await costs.of_turns(found, replica, 1.5))
+        (await throughput([sqlite], 1.5, stream=False), await costs.of_turns(engines, replica, 1.5))
         for _ in range(rounds)
     ]
     first = [(await firsts(sqlite, 40), await firsts(replica, 40)) for _ in range(first_rounds)]
@@ -101,5 +101,10 @@ async def beside_sqlite(found: Engines, sqlite: Server, replica: Server, quick: 
 
 
 async def measure(quick: bool) -> list[Figure]:
-    with provider() as model, hermes(model, workers=1) as sqlite, engines() as found, found.replica(model) as replica:
-        return await beside_sqlite(found, sqlite, replica, quick)
+    with (
+        provider() as model,
+        hermes(model, workers=1) as sqlite,
+        engines() as running,
+        running.replica(model) as replica,
+    ):
+        return await beside_sqlite(running, sqlite, replica, quick)

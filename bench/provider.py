@@ -65,9 +65,9 @@ def call_bytes(step: int) -> bytes:
     arguments = json.dumps({"path": "notes.txt", "offset": step + 1})
     call = {"index": 0, "id": f"call_{step}", "type": "function"}
     call["function"] = {"name": "read_file", "arguments": arguments}
-    begun = {**CHUNK, "choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]}
+    first = {**CHUNK, "choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]}
     ended = {**CHUNK, "choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
-    return frames(json.dumps(chunk).encode() for chunk in (begun, ended))
+    return frames(json.dumps(chunk).encode() for chunk in (first, ended))
 
 
 class Pace:
@@ -123,8 +123,8 @@ class Answering(asyncio.Protocol):
         self._left = 0
 
     def _answer(self, body: bytes) -> None:
-        asked = _ASKED.search(body)
-        kind, number, more = asked.groups() if asked else (b"burst", b"1", None)
+        match = _ASKED.search(body)
+        kind, number, more = match.groups() if match else (b"burst", b"1", None)
         tokens = int(number)
         if kind == b"paced":
             self._tokens = self._left = int(more or 1)
@@ -136,13 +136,13 @@ class Answering(asyncio.Protocol):
             _PACES[tokens].add(self)
             return
         streamed = _WHOLE.search(body) is not None
-        told = stream_bytes(tokens) if streamed else plain_bytes(tokens)
+        answer = stream_bytes(tokens) if streamed else plain_bytes(tokens)
         if kind == b"tools":
             done = body.count(b'"role":"tool"')
-            told = call_bytes(done) if done < tokens else stream_bytes(1)
+            answer = call_bytes(done) if done < tokens else stream_bytes(1)
         form = b"text/event-stream" if streamed else b"application/json"
         self._transport.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s" % (form, len(told), told)
+            b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s" % (form, len(answer), answer)
         )
 
     def token(self) -> bool:

@@ -13,7 +13,7 @@ from aiohttp import web
 decode, encode = msgspec.json.decode, msgspec.json.encode
 
 
-def made(url: str) -> web.Application:
+def application(url: str) -> web.Application:
     """The application; `url` is the model's."""
     sessions: list[aiohttp.ClientSession] = []
 
@@ -22,20 +22,20 @@ def made(url: str) -> web.Application:
 
     async def chat(request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        asked = decode(body)
+        text = decode(body)
         headers = {"Content-Type": "application/json"}
         async with sessions[0].post(f"{url}/chat/completions", data=body, headers=headers) as upstream:
-            if not asked.get("stream"):
+            if not text.get("stream"):
                 return web.Response(body=encode(decode(await upstream.read())), content_type="application/json")
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await response.prepare(request)
             rest = b""
             while chunk := await upstream.content.readany():
                 *events, rest = (rest + chunk).split(b"\n\n")
-                await response.write(b"".join([told(event) for event in events]))
+                await response.write(b"".join([relayed(event) for event in events]))
             return response
 
-    def told(event: bytes) -> bytes:
+    def relayed(event: bytes) -> bytes:
         if event == b"data: [DONE]":
             return b"data: [DONE]\n\n"
         chunk = decode(event[6:])
@@ -53,4 +53,4 @@ if __name__ == "__main__":
     listener = __import__("socket").create_server(("127.0.0.1", 0), backlog=4096)
     sys.stdout.write(f"listening on http://127.0.0.1:{listener.getsockname()[1]} {os.getpid()}\n")
     sys.stdout.flush()
-    web.run_app(made(sys.argv[1]), sock=listener, print=None, access_log=None)
+    web.run_app(application(sys.argv[1]), sock=listener, print=None, access_log=None)

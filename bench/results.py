@@ -41,9 +41,9 @@ class Figure:
 
     def cells(self) -> tuple[str, ...]:
         sign, (beside, ours), aim = SIGNS[self.judged_by], self.found, self.target
-        bound, told = ("", "") if aim is None else (f"{'≥' if self.at_least else '≤'} {sign}{aim:g}", "MISSED")
+        bound, verdict = ("", "") if aim is None else (f"{'≥' if self.at_least else '≤'} {sign}{aim:g}", "MISSED")
         shown = "" if beside is None else number(beside), number(ours), sign and f"{sign}{number(self.judged)}"
-        return f"{self.name}, {self.unit}", *shown, bound, "ok" if told and self.ok else told, self.note
+        return f"{self.name}, {self.unit}", *shown, bound, "ok" if verdict and self.ok else verdict, self.note
 
 
 def number(value: float) -> str:
@@ -64,18 +64,22 @@ def show(figures: Sequence[Figure]) -> None:
     """Print the table."""
     lines = [("", "relay", "Hermes", "compared", "target", "", ""), *(figure.cells() for figure in figures)]
     wide = [max(len(line[n]) for line in lines) for n in range(6)]
-    for name, *numbers, told, note in lines:
+    for name, *numbers, verdict, note in lines:
         row = "  ".join(f"{cell:>{wide[n]}}" for n, cell in enumerate(numbers, 1))
-        print(f"{name:{wide[0]}}  {row}  {told:{wide[5]}}  {note}".rstrip())
+        print(f"{name:{wide[0]}}  {row}  {verdict:{wide[5]}}  {note}".rstrip())
 
 
 def keep(part: str, figures: Sequence[Figure], others: float) -> None:
     """Put the figures of a part beside those of the others."""
-    kept: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
-    made: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "cpu": cpu_model()}
-    made |= {"cores": os.cpu_count(), "cores_used_by_others": round(others, 2)}
+    stored: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    section: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "cpu": cpu_model(),
+    }
+    section |= {"cores": os.cpu_count(), "cores_used_by_others": round(others, 2)}
     table = [{**asdict(figure), "judged": figure.judged, "ok": figure.ok} for figure in figures]
-    FILE.write_text(json.dumps({**kept, part: {**made, "figures": table}}, indent=1) + "\n")
+    FILE.write_text(json.dumps({**stored, part: {**section, "figures": table}}, indent=1) + "\n")
 
 
 def cpu_model() -> str:

@@ -41,8 +41,8 @@ class Server:
 
     def resident_mb(self) -> float:
         """Its resident memory."""
-        found = re.search(r"VmRSS:\s*(\d+)", Path(f"/proc/{self.pid}/status").read_text())
-        return int(found[1]) / 1024 if found else 0.0
+        match = re.search(r"VmRSS:\s*(\d+)", Path(f"/proc/{self.pid}/status").read_text())
+        return int(match[1]) / 1024 if match else 0.0
 
 
 def cpu_s(pid: int) -> float:
@@ -69,17 +69,20 @@ def started(
 ) -> Iterator[Server]:
     """A server, once it listens, and to its end."""
     with (
-        open(os.devnull if folder is None else folder / "stderr.txt", "wb") as said,
+        open(os.devnull if folder is None else folder / "stderr.txt", "wb") as stderr,
         subprocess.Popen(
-            [*pinned(*cores), *command], stdout=subprocess.PIPE, stderr=said, env={**environment(folder), **(env or {})}
+            [*pinned(*cores), *command],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env={**environment(folder), **(env or {})},
         ) as process,
     ):
         assert process.stdout is not None
         line = process.stdout.readline().decode()
-        found = re.search(r"listening on (http://\S+)", line)
+        match = re.search(r"listening on (http://\S+)", line)
         try:
-            assert found, f"{command} did not start"
-            yield Server(found[1], process.pid)
+            assert match, f"{command} did not start"
+            yield Server(match[1], process.pid)
         finally:
             process.terminate()
             process.wait(30)
@@ -102,8 +105,8 @@ def hermes(
     """Hermes, in a home of its own. With a number of workers it may use every core."""
     with contextlib.ExitStack() as held:
         home = folder or Path(held.enter_context(tempfile.TemporaryDirectory()))
-        told = {**SETTINGS, "model": {**SETTINGS["model"], "base_url": model.url}}
-        (home / "config.yaml").write_text(yaml.safe_dump(told))
+        settings = {**SETTINGS, "model": {**SETTINGS["model"], "base_url": model.url}}
+        (home / "config.yaml").write_text(yaml.safe_dump(settings))
         (home / "workspace").mkdir(exist_ok=True)
         (home / "workspace/notes.txt").write_text("".join(f"line {n} of the notes\n" for n in range(60)))
         command = [sys.executable, "-m", "hermes", "gateway", "run", "--port", "0"]

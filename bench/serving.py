@@ -38,8 +38,8 @@ async def clients(server: Server, count: int, keep: bool = False) -> list[Client
     return [await connect(server.url, keep) for _ in range(count)]
 
 
-def leave(found: Iterable[Client]) -> None:
-    for client in found:
+def leave(connected: Iterable[Client]) -> None:
+    for client in connected:
         client.close()
 
 
@@ -66,24 +66,24 @@ async def storm(server: Server) -> float:
 
 async def together(server: Server, work: Callable[[int], Awaitable[int]]) -> tuple[float, float]:
     """What so many clients at once get done in a second, and the microseconds of CPU that each of it takes."""
-    cpu, began = server.cpu_s(), time.perf_counter()
+    cpu, started_at = server.cpu_s(), time.perf_counter()
     done = sum(await asyncio.gather(*map(work, range(STREAMS))))
-    return done / (time.perf_counter() - began), (server.cpu_s() - cpu) / done * 1e6
+    return done / (time.perf_counter() - started_at), (server.cpu_s() - cpu) / done * 1e6
 
 
-async def asked(server: Server, asks: int, tokens: int, stream: bool) -> tuple[float, float]:
+async def token_rate(server: Server, asks: int, tokens: int, stream: bool) -> tuple[float, float]:
     """Tokens of streams, or whole answers: how many in a second, and the CPU of each."""
-    found = await clients(server, STREAMS)
+    connected = await clients(server, STREAMS)
 
     async def work(n: int) -> int:
         for _ in range(asks):
-            seen = await found[n].ask(chat(f"burst-{tokens}", stream=stream))
+            seen = await connected[n].ask(chat(f"burst-{tokens}", stream=stream))
             assert seen.tokens == tokens, seen
         return asks * tokens if stream else asks
 
-    await asyncio.gather(*(client.ask(chat("burst-10", stream=stream)) for client in found))
+    await asyncio.gather(*(client.ask(chat("burst-10", stream=stream)) for client in connected))
     figures = await together(server, work)
-    leave(found)
+    leave(connected)
     return figures
 
 
@@ -91,24 +91,28 @@ async def paced(
     server: Server, streams: int, per_s: int, seconds: int, meanwhile: Callable[[], Awaitable[Any]] | None = None
 ) -> Paced:
     """Streams that go on for so long: what they cost while all are under way, and what came of each."""
-    found, tokens = await clients(server, streams), per_s * seconds
+    connected, tokens = await clients(server, streams), per_s * seconds
     answers: list[asyncio.Future[Seen]] = []
-    for client in found:
+    for client in connected:
         answers.append(client.ask(chat(f"paced-{per_s}-{tokens}")))
         await asyncio.sleep(BEGIN_EVERY_S)
     await asyncio.sleep(0.5)
-    cpu, began, before = server.cpu_s(), time.perf_counter(), sum(client.seen.tokens for client in found)
+    cpu, started_at, before = server.cpu_s(), time.perf_counter(), sum(client.seen.tokens for client in connected)
     window = max(1.0, seconds - streams * BEGIN_EVERY_S - 1.5)
     work = asyncio.ensure_future((meanwhile or asyncio.Event().wait)())
     if (await asyncio.wait([work], timeout=window))[0]:
         work.result()  # it was to go on, so this tells why it did not
     work.cancel()
-    used, passed, came = server.cpu_s() - cpu, time.perf_counter() - began, sum(client.seen.tokens for client in found)
+    used, passed, came = (
+        server.cpu_s() - cpu,
+        time.perf_counter() - started_at,
+        sum(client.seen.tokens for client in connected),
+    )
     resident = server.resident_mb()
     ended = await asyncio.gather(*answers, return_exceptions=True)
     failed = sum(isinstance(seen, BaseException) or seen.tokens != tokens for seen in ended)
     gaps = [gap * 1e3 for seen in ended if isinstance(seen, Seen) for gap in seen.gaps]
-    leave(found)
+    leave(connected)
     return Paced(used / (came - before) * 1e6, used / passed, gaps, failed, resident)
 
 
@@ -117,18 +121,18 @@ async def step_ms(server: Server, turns: int) -> float:
     [client] = await clients(server, 1, keep=True)
     times: dict[int, list[float]] = {STEPS: [], 0: []}
     for _ in range(turns + 1):
-        for steps, kept in times.items():
+        for steps, latencies in times.items():
             seen = await client.ask(chat(f"tools-{steps}"))
             assert seen.tokens == 1 and client.body.count(b'"error": false') == steps, bytes(client.body)
-            kept.append(seen.total_s * 1e3)
+            latencies.append(seen.total_s * 1e3)
     client.close()
     return (median(times[STEPS][1:]) - median(times[0][1:])) / STEPS
 
 
 def deltas(body: bytes) -> int:
     """How many tokens came as deltas: what closes a stream repeats its text."""
-    told = (json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {"))
-    return sum(str(event.get("delta", "")).count(TOKEN) for event in told)
+    payloads = (json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {"))
+    return sum(str(event.get("delta", "")).count(TOKEN) for event in payloads)
 
 
 async def other(server: Server, asks: int, viewers: int, path: str, body: Callable[[], Mapping[str, Any]]) -> float:
@@ -154,7 +158,7 @@ async def other(server: Server, asks: int, viewers: int, path: str, body: Callab
     assert deltas(bytes(watching[0][0].body)) == TOKENS, bytes(watching[0][0].body)
     figure, _ = await together(server, work)
     assert len(marks) == 1, f"Of some streams not all tokens came: {marks}."
-    leave({*askers, *(one for found in watching for one in found)})
+    leave({*askers, *(one for viewers in watching for one in viewers)})
     return figure
 
 
@@ -162,8 +166,8 @@ async def make_sessions(server: Server) -> None:
     """One for each client."""
     [client] = await clients(server, 1)
     for number in range(STREAMS):
-        made = await client.ask(post("/api/sessions", {"id": f"client-{number}"}))
-        assert made.status == 201, made
+        answer = await client.ask(post("/api/sessions", {"id": f"client-{number}"}))
+        assert answer.status == 201, answer
     client.close()
 
 
@@ -175,12 +179,12 @@ def starts(times: int) -> list[Figure]:
         env = environment(Path(folder))
         for _ in range(times + 1):
             for ms, command in zip(took, (["-c", "pass"], ["-m", "hermes", "--version"]), strict=False):
-                began = time.perf_counter()
+                started_at = time.perf_counter()
                 subprocess.run([*python, *command], stdout=subprocess.DEVNULL, check=True, env=env)
-                ms.append((time.perf_counter() - began) * 1e3)
-            began = time.perf_counter()
+                ms.append((time.perf_counter() - started_at) * 1e3)
+            started_at = time.perf_counter()
             with hermes(Server("http://127.0.0.1:9/v1", 0), Path(folder)):
-                took[2].append((time.perf_counter() - began) * 1e3)
+                took[2].append((time.perf_counter() - started_at) * 1e3)
     # The first time of each fills the caches, and makes the database.
     bare, version, listens = (median(ms[1:]) for ms in took)
     return [
@@ -204,28 +208,28 @@ async def measure(quick: bool) -> list[Figure]:
         storms = await turns(storm, 3 if quick else 7)
         await turns(lambda server: firsts(server, 20), 1)
         first = await turns(lambda server: firsts(server, 40), 3 if quick else 10)
-        bursts = await turns(lambda server: asked(server, asks, TOKENS, True))
-        plains = await turns(lambda server: asked(server, asks, 20, False))
+        bursts = await turns(lambda server: token_rate(server, asks, TOKENS, True))
+        plains = await turns(lambda server: token_rate(server, asks, 20, False))
         step = await step_ms(ours, 3 if quick else 10)
         await make_sessions(ours)
-        words = f"burst-{TOKENS}"
+        prompt = f"burst-{TOKENS}"
         messages = {"max_tokens": 2 * TOKENS, "stream": True}
         forms: tuple[tuple[str, int, str, Callable[[], dict[str, Any]]], ...] = (
-            ("Messages stream", 1, "/v1/messages", lambda: {**conversation(words), **messages}),
-            ("Responses stream", 1, "/v1/responses", lambda: {"model": "bench", "input": words, "stream": True}),
-            ("session stream", 1, "/api/sessions/client-{}/chat/stream", lambda: {"message": words}),
-            (f"run events, {VIEWERS} viewers each", VIEWERS, "/v1/runs", lambda: {"input": words}),
+            ("Messages stream", 1, "/v1/messages", lambda: {**conversation(prompt), **messages}),
+            ("Responses stream", 1, "/v1/responses", lambda: {"model": "bench", "input": prompt, "stream": True}),
+            ("session stream", 1, "/api/sessions/client-{}/chat/stream", lambda: {"message": prompt}),
+            (f"run events, {VIEWERS} viewers each", VIEWERS, "/v1/runs", lambda: {"input": prompt}),
         )
         others = [
             (name, [await other(ours, max(2, asks // 2), viewers, path, body) for _ in range(rounds)])
             for name, viewers, path, body in forms
         ]
 
-    def mid(found: list[tuple[Any, Any]], of: Callable[[Any], float]) -> tuple[float, float]:
-        return median([of(one) for one, _ in found]), median([of(one) for _, one in found])
+    def mid(pairs: list[tuple[Any, Any]], of: Callable[[Any], float]) -> tuple[float, float]:
+        return median([of(one) for one, _ in pairs]), median([of(one) for _, one in pairs])
 
-    def lost(found: list[tuple[Paced, Paced]]) -> tuple[float, float]:
-        return sum(one.failed for one, _ in found), sum(one.failed for _, one in found)
+    def lost(pairs: list[tuple[Paced, Paced]]) -> tuple[float, float]:
+        return sum(one.failed for one, _ in pairs), sum(one.failed for _, one in pairs)
 
     pooled = [([ms for times, _ in first for ms in times], [ms for _, times in first for ms in times])]
     loads = "{:.2f} / {:.2f} of a core".format(*mid(held, lambda one: one.load))
@@ -250,7 +254,7 @@ async def measure(quick: bool) -> list[Figure]:
         Figure("resident memory, 500 streams", "MB", full, "is", 90.0),
         *starts(2 if quick else 11),
         *(
-            Figure(name, "tokens/s", (speed[1], median(found)), "ratio", 0.8, True, "beside the chat stream")
-            for name, found in others
+            Figure(name, "tokens/s", (speed[1], median(ratios)), "ratio", 0.8, True, "beside the chat stream")
+            for name, ratios in others
         ),
     ]

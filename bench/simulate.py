@@ -257,7 +257,7 @@ def simulate(load: Load, sizes: Plan, costs: Costs, design: Design, seed: int) -
     return outcome
 
 
-def show(name: str, load: Load, sizes: Plan, made: Outcome, nodes: int) -> None:
+def show(name: str, load: Load, sizes: Plan, outcome: Outcome, nodes: int) -> None:
     def spread(seconds: Sequence[float], share: float = 0.99) -> str:
         return f"{at(0.5, seconds):.4f} / {at(share, seconds):.4f}" if seconds else "-"
 
@@ -267,10 +267,10 @@ def show(name: str, load: Load, sizes: Plan, made: Outcome, nodes: int) -> None:
     print(f"  NATS servers                       {nodes:,}, {sizes.nats_nodes} in a cell")
     print(f"  bus.max_inflight                   {sizes.inflight_max}")
     print(f"  load of PostgreSQL, of NATS        {sizes.postgres_load:.2f}, {sizes.nats_load:.2f}")
-    print(f"  wait for a start, s, p50 / p99     {spread(made.waits)}")
-    print(f"  beside a burst of one owner        {spread(made.waits_beside_burst)}")
-    print(f"  of that owner                      {spread(made.waits_of_burst)}")
-    print(f"  take-over, s, p50 / last           {spread(made.take_overs, 1.0)}, {len(made.take_overs):,} runs")
+    print(f"  wait for a start, s, p50 / p99     {spread(outcome.waits)}")
+    print(f"  beside a burst of one owner        {spread(outcome.waits_beside_burst)}")
+    print(f"  of that owner                      {spread(outcome.waits_of_burst)}")
+    print(f"  take-over, s, p50 / last           {spread(outcome.take_overs, 1.0)}, {len(outcome.take_overs):,} runs")
 
 
 def main() -> None:
@@ -278,16 +278,16 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", type=int, default=[10_000, 1_000_000])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--design", choices=list(DESIGNS), action="append")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     costs = Costs.measured()
     print(costs)
-    for runs in asked.runs:
-        for name in asked.design or DESIGNS:
-            load, design, began = Load(runs), DESIGNS[name], time.perf_counter()
+    for runs in args.runs:
+        for name in args.design or DESIGNS:
+            load, design, started_at = Load(runs), DESIGNS[name], time.perf_counter()
             sizes = plan(load, costs, design)
-            show(name, load, sizes, simulate(load, sizes, costs, design, asked.seed), sizes.cells * sizes.nats_nodes)
+            show(name, load, sizes, simulate(load, sizes, costs, design, args.seed), sizes.cells * sizes.nats_nodes)
             cells = min(CELLS_MAX, sizes.cells)
-            print(f"  simulated                          {cells} cells in {time.perf_counter() - began:.0f} s")
+            print(f"  simulated                          {cells} cells in {time.perf_counter() - started_at:.0f} s")
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ class Costs:
             "look_row_us": ("cluster", "a replica's look for left runs, 10,000 without an end", 0.1),
             "count_row_us": ("cluster", "the counts of a submitted run, 10,000 without an end", 0.1),
         }
-        found = {key: rows[part, name] * by for key, (part, name, by) in names.items() if (part, name) in rows}
-        return cls(**found)
+        costs = {key: rows[part, name] * by for key, (part, name, by) in names.items() if (part, name) in rows}
+        return cls(**costs)
 
 
 @dataclass(frozen=True, slots=True)

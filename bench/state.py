@@ -72,11 +72,11 @@ async def continued(rounds: int) -> list[Figure]:
     with provider() as model, tempfile.TemporaryDirectory() as folder, hermes(model, Path(folder)) as ours:
         client = await connect(ours.url)
         for number in range(rounds):
-            made = await client.ask(post("/api/sessions", {"id": f"long-{number}"}))
-            assert made.status == 201, made
-            said = ((f"long-{number}", ROLES[n % 2], f"word {n} " * 8, time.time()) for n in range(LONG_MESSAGES))
+            answer = await client.ask(post("/api/sessions", {"id": f"long-{number}"}))
+            assert answer.status == 201, answer
+            rows = ((f"long-{number}", ROLES[n % 2], f"word {n} " * 8, time.time()) for n in range(LONG_MESSAGES))
             with closing(sqlite3.connect(Path(folder) / "state.db", timeout=30)) as db, db:
-                db.executemany("INSERT INTO messages(session_id, role, content, timestamp) VALUES (?, ?, ?, ?)", said)
+                db.executemany("INSERT INTO messages(session_id, role, content, timestamp) VALUES (?, ?, ?, ?)", rows)
             for times in (first, second):
                 seen = await client.ask(post(f"/api/sessions/long-{number}/chat", {"message": "burst-1"}))
                 assert seen.status == 200, seen
@@ -101,10 +101,10 @@ async def reads_beside_searches(sessions: int, folder: Path, seconds: float) -> 
     searches: list[float] = []
 
     async def search(server: Server, number: int) -> None:
-        words, client = random.Random(number), await connect(server.url)
+        rng, client = random.Random(number), await connect(server.url)
         while True:
-            query = "+".join(word(words.choice((n, n * 100, n * 10_000))) for n in words.sample(range(1, 20), 2))
-            seen = await client.ask(get(f"/api/sessions/search?q={query}&sort={words.choice(('relevance', 'newest'))}"))
+            query = "+".join(word(rng.choice((n, n * 100, n * 10_000))) for n in rng.sample(range(1, 20), 2))
+            seen = await client.ask(get(f"/api/sessions/search?q={query}&sort={rng.choice(('relevance', 'newest'))}"))
             statuses[seen.status] += 1
             searches.append(seen.total_s * 1e3)
 
@@ -145,9 +145,9 @@ async def writes(store: Any, size: int, count: int) -> list[Figure]:
     for name, target, call in calls:
         times = []
         for n in range(count):
-            began = time.perf_counter()
+            started_at = time.perf_counter()
             await call(n)
-            times.append((time.perf_counter() - began) * 1e3)
+            times.append((time.perf_counter() - started_at) * 1e3)
         figures.append(timed(name, times, target))
     return figures
 

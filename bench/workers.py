@@ -34,8 +34,8 @@ class Connection:
         self._writer.write(request)
         head = await self._reader.readuntil(b"\r\n\r\n")
         size = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
-        found: dict[str, object] = json.loads(await self._reader.readexactly(size))
-        return found
+        message: dict[str, object] = json.loads(await self._reader.readexactly(size))
+        return message
 
     async def follow(self, run_id: object, times: dict[int, float]) -> None:
         """Note when each event of a run comes, to the end of the stream or of the server."""
@@ -83,9 +83,9 @@ async def turns_per_s(server: Server, seconds: float) -> float:
             count += 1
         return count
 
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     turns = sum(await asyncio.gather(*map(work, askers)))
-    passed = time.perf_counter() - began
+    passed = time.perf_counter() - started_at
     leave(askers)
     return turns / passed
 
@@ -135,13 +135,13 @@ async def measure(quick: bool) -> list[Figure]:
         servers = [held.enter_context(hermes(model, workers=count)) for count in (1, 2)]
         for server in servers:
             await turns_per_s(server, 0.5)
-        found = [[await turns_per_s(server, 2) for server in servers] for _ in range(rounds)]
+        rates = [[await turns_per_s(server, 2) for server in servers] for _ in range(rounds)]
         lag = await lag_ms(servers[1], seconds)
-        taken = [await taken_up_s(servers[1]) for _ in range(rounds)]
-    one, two = (median([times[at] for times in found]) for at in (0, 1))
+        delays = [await taken_up_s(servers[1]) for _ in range(rounds)]
+    one, two = (median([times[at] for times in rates]) for at in (0, 1))
     beside = "beside one worker; the model and the clients share the cores"
     return [
         Figure("32 clients, not streamed, 2 workers", "turns/s", (one, two), "ratio", 1.8, True, beside),
         Figure("an event at the other worker, p50", "ms", (None, median(lag)), "is", 5.0),
-        Figure("a dead worker's run goes on after", "s", (None, median(taken)), "is", 2.0),
+        Figure("a dead worker's run goes on after", "s", (None, median(delays)), "is", 2.0),
     ]

@@ -13,14 +13,14 @@ from bench.servers import Server, hermes, provider
 CLIENTS = 32
 
 
-def written(server: Server) -> tuple[int, int]:
+def write_counts(server: Server) -> tuple[int, int]:
     """Bytes and calls with which the server's threads have written, without its main thread: that one writes to sockets,
     the others to the database."""
 
     def counters(folder: str) -> tuple[int, int]:
         text = Path(f"/proc/{server.pid}/{folder}io").read_text()
-        found = dict(re.findall(r"(\w+): (\d+)", text))
-        return int(found["wchar"]), int(found["syscw"])
+        counters = dict(re.findall(r"(\w+): (\d+)", text))
+        return int(counters["wchar"]), int(counters["syscw"])
 
     of_all, of_main = counters(""), counters(f"task/{server.pid}/")
     return of_all[0] - of_main[0], of_all[1] - of_main[1]
@@ -31,19 +31,19 @@ async def per_turn(server: Server, clients: int, turns: int) -> tuple[float, flo
     connections = [await connect(server.url) for _ in range(clients)]
 
     async def ask(count: int) -> None:
-        async def one(client: int) -> None:
+        async def run_client(client: int) -> None:
             for _ in range(count):
                 seen = await connections[client].ask(chat("burst-20", stream=False))
                 assert seen.tokens == 20, seen
 
-        await asyncio.gather(*map(one, range(clients)))
+        await asyncio.gather(*map(run_client, range(clients)))
 
     await ask(3)
     await asyncio.sleep(0.5)
-    before = written(server)
+    before = write_counts(server)
     await ask(turns)
     await asyncio.sleep(0.5)
-    total, calls = (after - first for after, first in zip(written(server), before, strict=True))
+    total, calls = (after - first for after, first in zip(write_counts(server), before, strict=True))
     for connection in connections:
         connection.close()
     return total / 1000 / (turns * clients), calls / (turns * clients)

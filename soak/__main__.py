@@ -74,7 +74,7 @@ async def soak(seconds: float, seed: str) -> bool:
             after, unfinished = await at_rest(gateway)
             resting_mb = resident_mb(pid)
             code = await gateway.end(signal.SIGTERM)
-            said, complaints = gateway.said, COMPLAINTS.findall(gateway.said)
+            output, complaints = gateway.stderr_text, COMPLAINTS.findall(gateway.stderr_text)
     first = statistics.median(samples[: int(min(FIRST_S, seconds / 2))][-SAMPLES:])
     last = max(statistics.median(samples[-SAMPLES:]), resting_mb)
     found = {"defects met by users": len(users.defects), "complaints": len(complaints), "exit code": abs(code)}
@@ -83,7 +83,7 @@ async def soak(seconds: float, seed: str) -> bool:
     lines += [(name, 0, count, 0) for name, count in (unfinished | found).items()]
     for what, counts in ("users", users.counts), ("faults", faults):
         print(f"{what}: " + ", ".join(f"{count} {name}" for name, count in sorted((+counts).items())))
-    print(*users.defects[:10], said[-TOLD_CHARS:] if complaints else "", sep="\n")
+    print(*users.defects[:10], output[-TOLD_CHARS:] if complaints else "", sep="\n")
     return told(lines)
 
 

@@ -1,4 +1,4 @@
-"""What holds for every test: a home of its own, and an environment that says nothing."""
+"""Applies to every test: a HERMES_HOME of its own, and an environment without Hermes settings and API keys."""
 
 import gc
 import os
@@ -32,7 +32,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests stay in memory to the end; the collector need not look through them again."""
+    """Freeze the collected tests, so that the garbage collector does not scan thousands of them again."""
     gc.collect()
     gc.freeze()
 

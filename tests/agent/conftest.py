@@ -1,4 +1,4 @@
-"""Fixtures of the agent's tests: a provider, a house, and retries that do not wait."""
+"""Fixtures of the agent's tests: a provider, a harness, and retries without delays."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ from hermes.core.home import Home
 from hermes.store.sessions import SessionDB
 from support.model_server import ModelServer
 
-from .house import House, product_tasks
+from .harness import Harness, product_tasks
 
-MakeHouse = Callable[..., House]
+MakeHarness = Callable[..., Harness]
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[ModelServer]:
-    async with ModelServer() as made:
-        yield made
+    async with ModelServer() as model:
+        yield model
 
 
 @pytest.fixture
 async def other() -> AsyncIterator[ModelServer]:
     """A second provider, to fall back to."""
-    async with ModelServer() as made:
-        yield made
+    async with ModelServer() as model:
+        yield model
 
 
 @pytest.fixture
-async def make_house(home_folder: Path) -> AsyncIterator[MakeHouse]:
-    """Houses with the settings a test wants; nothing of theirs outlives the test."""
-    made: list[House] = []
+async def make_harness(home_folder: Path) -> AsyncIterator[MakeHarness]:
+    """Creates harnesses with the given settings; they are closed after the test."""
+    harnesses: list[Harness] = []
 
-    def make(settings: dict[str, Any] | None = None) -> House:
-        made.append(House(Home(home_folder), settings or {}))
-        return made[-1]
+    def make(settings: dict[str, Any] | None = None) -> Harness:
+        harnesses.append(Harness(Home(home_folder), settings or {}))
+        return harnesses[-1]
 
     yield make
-    for house in made:
-        await house.close()
+    for harness in harnesses:
+        await harness.close()
     assert product_tasks() == []
 
 
 @pytest.fixture
 def database() -> Iterator[SessionDB]:
     """The database of the home."""
-    made = SessionDB()
-    yield made
-    made.close()
+    db = SessionDB()
+    yield db
+    db.close()
 
 
 @pytest.fixture
-async def house(make_house: MakeHouse) -> House:
-    return make_house()
+async def harness(make_harness: MakeHarness) -> Harness:
+    return make_harness()
 
 
 @pytest.fixture(autouse=True)
@@ -74,5 +74,5 @@ def _tls_context(**_: Any) -> ssl.SSLContext:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries wait next to nothing."""
+    """Retries wait 10 ms at most."""
     monkeypatch.setattr(decisions, "RETRY_WAIT_S_MAX", 0.01)

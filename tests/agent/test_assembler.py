@@ -67,8 +67,8 @@ def run(parts: Iterable[Part], *, identity: str = "run:1", before: str = "", aga
 
 def read(pieces: Iterable[str], **fields: str) -> tuple[str, str]:
     """Visible text and reasoning of a stream of text."""
-    done = run((Text(piece) for piece in pieces), **fields)
-    return done.text, done.reasoning
+    completed = run((Text(piece) for piece in pieces), **fields)
+    return completed.text, completed.reasoning
 
 
 def calls(*parts: Part, identity: str = "run:1") -> list[ToolCall]:
@@ -174,8 +174,8 @@ def test_held_back_text_is_bounded(text: str) -> None:
 
 @pytest.mark.parametrize("tag", ["<REASONING_SCRATCHPAD", "<think>a</think", "<thinking>a</thinking", "\n\n<though"])
 def test_held_back_text_is_flushed_at_end(tag: str) -> None:
-    done = run([Text(char) for char in f"Hello\n{tag}"])
-    assert done.text + done.reasoning == f"Hello\n{tag}".replace("<think>", "").replace("<thinking>", "")
+    completed = run([Text(char) for char in f"Hello\n{tag}"])
+    assert completed.text + completed.reasoning == f"Hello\n{tag}".replace("<think>", "").replace("<thinking>", "")
 
 
 def test_think_tag_after_continued_text_needs_own_line() -> None:
@@ -204,8 +204,8 @@ def test_think_tag_after_continued_text_needs_own_line() -> None:
 )
 def test_leading_newlines_are_dropped(text: str, visible: str) -> None:
     for pieces in all_cuts(text):
-        done = run(Text(piece) for piece in pieces)
-        assert (done.text, done.message.text) == (visible, visible), pieces
+        completed = run(Text(piece) for piece in pieces)
+        assert (completed.text, completed.message.text) == (visible, visible), pieces
 
 
 def test_continued_message_keeps_leading_newlines() -> None:
@@ -256,9 +256,9 @@ def test_delivered_text_equals_message_and_call_ids_are_unique(parts: list[Part]
 
 
 def test_text_after_tool_call_is_delivered_and_stored() -> None:
-    done = run([Text("One"), ToolDelta(0, "c1", "f", "{}"), Text(" two"), Finish("tool_calls")])
-    assert (done.text, done.message.text) == ("One two", "One two")
-    assert [call.name for call in done.message.tool_calls] == ["f"]
+    completed = run([Text("One"), ToolDelta(0, "c1", "f", "{}"), Text(" two"), Finish("tool_calls")])
+    assert (completed.text, completed.message.text) == ("One two", "One two")
+    assert [call.name for call in completed.message.tool_calls] == ["f"]
 
 
 def test_reasoning_deltas_keep_their_form() -> None:
@@ -366,9 +366,9 @@ FRAGMENTS: list[tuple[str, list[ToolDelta], list[tuple[str, str, str]]]] = [
 
 @pytest.mark.parametrize(("fragments", "expected"), [(f, e) for _, f, e in FRAGMENTS], ids=[n for n, _, _ in FRAGMENTS])
 def test_tool_call_fragments_are_joined(fragments: list[ToolDelta], expected: list[tuple[str, str, str]]) -> None:
-    found = [(call.id, call.name, call.arguments) for call in calls(*fragments)]
-    assert [(name, arguments) for _, name, arguments in found] == [(name, args) for _, name, args in expected]
-    assert all(got == wanted for (got, *_), (wanted, *_) in zip(found, expected, strict=True) if wanted)
+    rows = [(call.id, call.name, call.arguments) for call in calls(*fragments)]
+    assert [(name, arguments) for _, name, arguments in rows] == [(name, args) for _, name, args in expected]
+    assert all(actual == wanted for (actual, *_), (wanted, *_) in zip(rows, expected, strict=True) if wanted)
 
 
 def test_tool_call_without_id_gets_deterministic_id() -> None:
@@ -381,8 +381,8 @@ def test_tool_call_without_id_gets_deterministic_id() -> None:
 
 
 def test_duplicate_tool_call_id_is_made_unique() -> None:
-    one, two = calls(ToolDelta(0, "same", "f"), ToolDelta(1, "same", "g"))
-    assert (one.id, one.name, two.name) == ("same", "f", "g")
+    first, two = calls(ToolDelta(0, "same", "f"), ToolDelta(1, "same", "g"))
+    assert (first.id, first.name, two.name) == ("same", "f", "g")
     assert two.id != "same"
 
 
@@ -400,9 +400,9 @@ def test_tool_call_extra_content_is_kept_and_replayed() -> None:
 
 def test_tool_drafted_is_emitted_once_name_is_known() -> None:
     parts = [ToolDelta(0, "a"), ToolDelta(0, name="f"), ToolDelta(0, arguments="{}"), ToolDelta(1, "b", "g")]
-    done = run(parts)
-    assert done.drafted == [ToolDrafted(0, "f"), ToolDrafted(1, "g")]
-    assert done.assembler.drafting == ("f", "g")
+    completed = run(parts)
+    assert completed.drafted == [ToolDrafted(0, "f"), ToolDrafted(1, "g")]
+    assert completed.assembler.drafting == ("f", "g")
 
 
 # ---- usage, model, finish
@@ -500,18 +500,18 @@ def test_repetition_is_searched_in_last_characters_only() -> None:
 @given(st.text(alphabet="abc", max_size=40), st.text(alphabet="abc", max_size=30), st.integers(0, 30))
 @settings(deadline=None)
 def test_only_repetitions_are_removed_property(before: str, text: str, at: int) -> None:
-    left = removed(before, [text[:at], text[at:]])
-    gone = text[: len(text) - len(left)]
-    assert text.endswith(left) and before.endswith(gone)
-    assert not gone or OVERLAP_CHARS_MIN <= len(gone) <= OVERLAP_CHARS_MAX
+    remaining = removed(before, [text[:at], text[at:]])
+    overlap = text[: len(text) - len(remaining)]
+    assert text.endswith(remaining) and before.endswith(overlap)
+    assert not overlap or OVERLAP_CHARS_MIN <= len(overlap) <= OVERLAP_CHARS_MAX
     longest = max((n for n in range(12, len(text) + 1) if before.endswith(text[:n])), default=0)
-    assert len(gone) == longest
+    assert len(overlap) == longest
 
 
 def test_assembler_does_not_deliver_repetition() -> None:
     for pieces in cuts(TAIL[-20:] + " And on.", 2):
-        done = run([Text(piece) for piece in pieces], before=TAIL)
-        assert (done.text, done.message.text, done.assembler.delivered) == (" And on.", " And on.", 8)
+        completed = run([Text(piece) for piece in pieces], before=TAIL)
+        assert (completed.text, completed.message.text, completed.assembler.delivered) == (" And on.", " And on.", 8)
 
 
 def test_pure_repetition_leaves_nothing() -> None:
@@ -522,7 +522,7 @@ def test_pure_repetition_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("again", "text", "left"),
+    ("again", "text", "remaining"),
     [
         ("\n\n", "\n\nNext", "Next"),
         ("\n\n", "\nNext", "Next"),
@@ -533,9 +533,9 @@ def test_pure_repetition_leaves_nothing() -> None:
         ("\n", "a\nb", "a\nb"),
     ],
 )
-def test_repeated_whitespace_is_not_delivered_twice(again: str, text: str, left: str) -> None:
+def test_repeated_whitespace_is_not_delivered_twice(again: str, text: str, remaining: str) -> None:
     for pieces in all_cuts(text):
-        assert read(pieces, before="Begun" + again, again=again) == (left, ""), pieces
+        assert read(pieces, before="Begun" + again, again=again) == (remaining, ""), pieces
 
 
 @pytest.mark.parametrize("text", ['{"a": "}\\\\\\" {", "b": [{}]}', '{"a": {"b": 1}}', '["]"]', '{"a": "\\\\"}'])

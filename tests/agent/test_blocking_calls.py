@@ -12,7 +12,7 @@ import pytest
 from run_agent import AIAgent
 from support.model_server import Call, ModelServer, Reply
 
-from .house import KEY, cut_after, in_thread, scripted
+from .harness import KEY, cut_after, in_thread, scripted
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -28,9 +28,9 @@ async def call(agent: AIAgent, **more: Any) -> Any:
 async def test_streamed_answer_is_reported_in_parts_and_returned_whole(server: ModelServer) -> None:
     calls = [Call("look", ['{"a"', ': "x"}'], id="c1")]
     server.script = [Reply(text=["Once ", "upon"], reasoning=["h", "m"], tool_calls=calls)]
-    heard: list[str] = []
+    texts: list[str] = []
     thought: list[str] = []
-    agent = agent_for(server, stream_delta_callback=heard.append, reasoning_callback=thought.append)
+    agent = agent_for(server, stream_delta_callback=texts.append, reasoning_callback=thought.append)
     first: list[int] = []
     touched: list[str] = []
     agent._touch_activity = touched.append  # type: ignore[method-assign,assignment]
@@ -38,7 +38,7 @@ async def test_streamed_answer_is_reported_in_parts_and_returned_whole(server: M
         lambda: agent._interruptible_streaming_api_call(ASK, on_first_delta=lambda: first.append(1))
     )
     message = answer.choices[0].message
-    assert (heard, thought, first) == (["Once ", "upon"], ["h", "m"], [1])
+    assert (texts, thought, first) == (["Once ", "upon"], ["h", "m"], [1])
     assert (message.content, message.reasoning_content) == ("Once upon", "hm")
     assert [(c.id, c.function.name, c.function.arguments) for c in message.tool_calls] == [("c1", "look", '{"a": "x"}')]
     assert answer.choices[0].finish_reason == "tool_calls"
@@ -87,14 +87,14 @@ async def test_stream_cut_after_text_returns_partial_answer(server: ModelServer)
 async def test_stream_cut_in_tool_call_warns_and_drops_call(server: ModelServer) -> None:
     reply = Reply(text="Wait.", tool_calls=[Call("look", ['{"a": "FIRST', 'SECOND"}'])])
     server.handler = scripted(cut_after("SECOND", reply))
-    heard: list[str] = []
-    answer = await call(agent_for(server, stream_delta_callback=heard.append))
+    texts: list[str] = []
+    answer = await call(agent_for(server, stream_delta_callback=texts.append))
     message = answer.choices[0].message
     warning = "Stream stalled mid tool-call (look); the call was not executed."
     assert message.content.startswith("Wait.")
     assert message.content.endswith(warning)
     assert message.tool_calls is None
-    assert "".join(heard) == message.content
+    assert "".join(texts) == message.content
 
 
 async def test_external_interrupt_ends_call(server: ModelServer) -> None:

@@ -30,13 +30,13 @@ def user(text: str = "ask") -> Message:
     return {"role": "user", "content": text}
 
 
-def said(text: str = "answer") -> Message:
+def assistant_message(text: str = "answer") -> Message:
     return {"role": "assistant", "content": text}
 
 
 def calls(*ids: str, arguments: str = "{}") -> Message:
-    made = [{"id": i, "type": "function", "function": {"name": "read_file", "arguments": arguments}} for i in ids]
-    return {"role": "assistant", "content": "", "tool_calls": made}
+    tool_calls = [{"id": i, "type": "function", "function": {"name": "read_file", "arguments": arguments}} for i in ids]
+    return {"role": "assistant", "content": "", "tool_calls": tool_calls}
 
 
 def result(call_id: str, text: str = "result") -> Message:
@@ -55,7 +55,7 @@ def conversations(draw: st.DrawFn) -> list[Message]:
             number += len(ids)
             messages.append(calls(*ids))
             messages += [result(i, "r" * draw(st.integers(0, 900))) for i in ids]
-        messages.append(said("a" * draw(st.integers(1, 300))))
+        messages.append(assistant_message("a" * draw(st.integers(1, 300))))
     return messages[: draw(st.sampled_from([len(messages), len(messages) - 1]))] or [user()]
 
 
@@ -64,8 +64,8 @@ _budgets = st.builds(Budget, st.integers(300, 6000), st.integers(100, 2000), pro
 
 def whole_pieces(messages: list[Message]) -> bool:
     """Whether every result here comes after its call here, and every call has all its results."""
-    asked = [call["id"] for m in messages for call in m.get("tool_calls") or ()]
-    return asked == [m["tool_call_id"] for m in messages if m["role"] == "tool"]
+    ids = [call["id"] for m in messages for call in m.get("tool_calls") or ()]
+    return ids == [m["tool_call_id"] for m in messages if m["role"] == "tool"]
 
 
 # ---- sizes
@@ -140,9 +140,9 @@ def test_context_budget_settings() -> None:
 
 @given(conversations(), _budgets)
 def test_plan_is_lossless_and_keeps_calls_with_results(messages: list[Message], budget: Budget) -> None:
-    made = plan(messages, budget)
-    assert made.head + made.middle + made.tail == messages
-    assert all(map(whole_pieces, (made.head, made.middle, made.tail)))
+    compaction = plan(messages, budget)
+    assert compaction.head + compaction.middle + compaction.tail == messages
+    assert all(map(whole_pieces, (compaction.head, compaction.middle, compaction.tail)))
 
 
 @given(conversations(), _budgets)
@@ -153,32 +153,32 @@ def test_plan_keeps_last_user_message_and_rest_in_tail(messages: list[Message], 
 
 @given(conversations(), _budgets)
 def test_plan_tail_fills_its_share(messages: list[Message], budget: Budget) -> None:
-    made = plan(messages, budget)
+    compaction = plan(messages, budget)
     last = max(i for i, m in enumerate(messages) if m["role"] == "user")
-    extra = made.tail[: len(made.tail) - len(messages[last:])]
-    assert not extra or size_of(made.tail) <= budget.tail
-    if made.middle:
-        before = messages[: len(messages) - len(made.tail)]
+    extra = compaction.tail[: len(compaction.tail) - len(messages[last:])]
+    assert not extra or size_of(compaction.tail) <= budget.tail
+    if compaction.middle:
+        before = messages[: len(messages) - len(compaction.tail)]
         at = max(i for i, m in enumerate(before) if m["role"] != "tool")
-        assert size_of(before[at:] + made.tail) > budget.tail, "one more piece would have fitted"
+        assert size_of(before[at:] + compaction.tail) > budget.tail, "one more piece would have fitted"
 
 
 @given(conversations(), _budgets)
 def test_plan_protects_first_messages(messages: list[Message], budget: Budget) -> None:
-    made = plan(messages, budget)
-    assert len(made.head) >= budget.protect_first or not made.middle
+    compaction = plan(messages, budget)
+    assert len(compaction.head) >= budget.protect_first or not compaction.middle
 
 
 def test_plan_protect_first_can_be_overridden() -> None:
-    messages = [user(), said(), user(), said("x" * 9000), user(), said(), user()]
+    messages = [user(), assistant_message(), user(), assistant_message("x" * 9000), user(), assistant_message(), user()]
     assert len(plan(messages, Budget(1000, 100), protect_first=1).head) == 1
     assert plan(messages, Budget(1000, 100), protect_first=0).head == []
 
 
-@pytest.mark.parametrize("messages", [[], [user()], [said()], [result("c1")]])
+@pytest.mark.parametrize("messages", [[], [user()], [assistant_message()], [result("c1")]])
 def test_small_conversation_has_no_middle(messages: list[Message]) -> None:
-    made = plan(messages, Budget(4096, 512))
-    assert made.middle == [] and made.head + made.tail == messages
+    compaction = plan(messages, Budget(4096, 512))
+    assert compaction.middle == [] and compaction.head + compaction.tail == messages
 
 
 # ---- pruning
@@ -188,8 +188,8 @@ LONG = "line of output\n" * 500
 
 def test_prune_replaces_results_by_one_line() -> None:
     arguments = '{"path": "src/main.py",\n "limit": 5}'
-    asked = calls("c1", arguments=arguments)
-    ((_, pruned),) = [prune([asked, result("c1", LONG)])]
+    call_message = calls("c1", arguments=arguments)
+    ((_, pruned),) = [prune([call_message, result("c1", LONG)])]
     assert pruned["tool_call_id"] == "c1" and pruned["role"] == "tool"
     line: str = pruned["content"]
     assert "\n" not in line and len(line) < 200
@@ -197,7 +197,7 @@ def test_prune_replaces_results_by_one_line() -> None:
 
 
 def test_prune_only_shortens_results() -> None:
-    messages = [user(LONG), calls("c1", arguments=LONG), result("c1", "short"), said(LONG)]
+    messages = [user(LONG), calls("c1", arguments=LONG), result("c1", "short"), assistant_message(LONG)]
     assert prune(messages) == messages
 
 
@@ -226,7 +226,9 @@ def test_prune_keeps_message_order(messages: list[Message]) -> None:
 
 
 def test_extract_has_user_messages_and_first_lines() -> None:
-    text = extract([user("Do\nthis"), calls("c1"), result("c1", LONG), said("Done.\nDetails"), user("Thanks")], 1000)
+    text = extract(
+        [user("Do\nthis"), calls("c1"), result("c1", LONG), assistant_message("Done.\nDetails"), user("Thanks")], 1000
+    )
     assert text.splitlines() == ["User: Do this", "You: Done.", "User: Thanks"]
 
 
@@ -250,17 +252,17 @@ def test_extract_and_transcript_tolerate_empty_content(role: str, content: Any) 
 
 def test_transcript_names_roles_and_calls() -> None:
     text = transcript([user("Do this"), calls("c1", arguments='{"a": 1}'), result("c1", "fine")], 1000)
-    assert all(words in text for words in ("user: Do this", 'read_file({"a": 1})', "tool: fine"))
+    assert all(part in text for part in ("user: Do this", 'read_file({"a": 1})', "tool: fine"))
 
 
 def test_transcript_shortens_long_messages_only() -> None:
-    text = transcript([user("Do this"), calls("c1"), result("c1", LONG), said("Done.")], 2_000)
+    text = transcript([user("Do this"), calls("c1"), result("c1", LONG), assistant_message("Done.")], 2_000)
     assert "Do this" in text and "Done." in text and "[…]" in text
 
 
 @pytest.mark.parametrize(("count", "chars"), [(2, 9_000), (20, 600), (200, 400)])
 def test_transcript_is_bounded(count: int, chars: int) -> None:
-    assert len(transcript([user("x" * chars), said("y" * chars)] * count, 5_000)) <= 5_000
+    assert len(transcript([user("x" * chars), assistant_message("y" * chars)] * count, 5_000)) <= 5_000
 
 
 # ---- putting it together again
@@ -268,8 +270,8 @@ def test_transcript_is_bounded(count: int, chars: int) -> None:
 
 @given(conversations(), _budgets, st.none() | st.just("1. do it"))
 def test_compacted_roles_alternate(messages: list[Message], budget: Budget, todo: str | None) -> None:
-    made = plan(messages, budget)
-    roles = [m["role"] for m in joined(made, "what was", todo)]
+    compaction = plan(messages, budget)
+    roles = [m["role"] for m in joined(compaction, "what was", todo)]
     assert all(a != b or a == "tool" for a, b in pairwise(roles)), roles
     assert ("user", "tool") not in pairwise(roles)
 
@@ -277,22 +279,26 @@ def test_compacted_roles_alternate(messages: list[Message], budget: Budget, todo
 @given(conversations(), _budgets)
 @settings(deadline=None)
 def test_compaction_keeps_head_and_tail_unchanged(messages: list[Message], budget: Budget) -> None:
-    made = plan(messages, budget)
-    again = joined(made, "what was", None)
-    assert again[: len(made.head)] == made.head
-    assert not made.tail or again[-len(made.tail) :] == made.tail
+    compaction = plan(messages, budget)
+    again = joined(compaction, "what was", None)
+    assert again[: len(compaction.head)] == compaction.head
+    assert not compaction.tail or again[-len(compaction.tail) :] == compaction.tail
     assert whole_pieces(again)
 
 
 def test_compaction_summary_is_marked_and_followed_by_todo_list() -> None:
-    made = Plan([user(), said()], [user(), said()], [user("now")])
-    note = next(m for m in joined(made, "what was", "1. do it") if SUMMARY_MARK in m["content"])
+    compaction = Plan([user(), assistant_message()], [user(), assistant_message()], [user("now")])
+    note = next(m for m in joined(compaction, "what was", "1. do it") if SUMMARY_MARK in m["content"])
     assert note["content"].index("what was") < note["content"].index("1. do it")
-    assert "todo" not in str(joined(made, "what was", None))
+    assert "todo" not in str(joined(compaction, "what was", None))
 
 
 def test_compaction_has_no_consecutive_assistant_messages() -> None:
-    for head in ([], [user()], [user(), said()], [user(), calls("c1"), result("c1")]):
-        for tail in ([user("now")], [said("then"), user("now")], [calls("c2"), result("c2"), said()]):
+    for head in ([], [user()], [user(), assistant_message()], [user(), calls("c1"), result("c1")]):
+        for tail in (
+            [user("now")],
+            [assistant_message("then"), user("now")],
+            [calls("c2"), result("c2"), assistant_message()],
+        ):
             roles = [m["role"] for m in joined(Plan(head, [user()], tail), "what was", None)]
             assert all(a != b or a == "tool" for a, b in pairwise(roles)), roles

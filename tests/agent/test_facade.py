@@ -25,7 +25,7 @@ from hermes.tools.framework.registry import Registry
 from run_agent import AIAgent
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
-from .house import KEY, MODES, PROTOCOLS, QUIET, Json, check_laws, in_thread, nothing_left, sent, tool
+from .harness import KEY, MODES, PROTOCOLS, QUIET, Json, check_laws, in_thread, nothing_left, sent_messages, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 T = TypeVar("T")
@@ -56,8 +56,8 @@ def quiet_home(home_folder: Path) -> None:
 
 
 def agent_for(server: ModelServer, protocol: str = "chat", **fields: Any) -> AIAgent:
-    given = {"base_url": f"{server.url}/v1", "api_mode": MODES[protocol], "model": "m", "api_key": KEY}
-    return AIAgent(**{**given, "enabled_toolsets": [], **fields})
+    arguments = {"base_url": f"{server.url}/v1", "api_mode": MODES[protocol], "model": "m", "api_key": KEY}
+    return AIAgent(**{**arguments, "enabled_toolsets": [], **fields})
 
 
 async def offer(*tools: Any) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def test_contract_arguments_are_accepted() -> None:
 def test_default_session_id_format() -> None:
     ids = {AIAgent().session_id for _ in range(20)}
     assert len(ids) == 20
-    assert all(re.fullmatch(r"\d{8}_\d{6}_[0-9a-f]{12}", one) for one in ids)
+    assert all(re.fullmatch(r"\d{8}_\d{6}_[0-9a-f]{12}", session_id) for session_id in ids)
     assert AIAgent(session_id="mine").session_id == "mine"
 
 
@@ -140,7 +140,7 @@ async def test_turn_returns_answer_with_history(server: ModelServer, protocol: P
     result = await agent.arun_conversation("now", conversation_history=history)
     assert result["final_response"] == "Done."
     assert [m["content"] for m in result["messages"]] == ["before", "yes", "now", "Done."]
-    assert sent(server.requests[0]) == [("user", "before"), ("assistant", "yes"), ("user", "now")]
+    assert sent_messages(server.requests[0]) == [("user", "before"), ("assistant", "yes"), ("user", "now")]
     assert len(history) == 2
     assert result["session_id"] == agent.session_id
     assert (result["completed"], result["failed"], result["interrupted"], result["error"]) == (True, False, False, None)
@@ -195,7 +195,7 @@ async def test_turn_without_database_leaves_nothing(server: ModelServer) -> None
     agent = agent_for(server)
     first = await agent.arun_conversation("first")
     await agent.arun_conversation("second")
-    assert sent(server.requests[1]) == [("user", "second")]
+    assert sent_messages(server.requests[1]) == [("user", "second")]
     app = await current()
     assert await app.engine.get(first["run_id"]) is None
     assert await app.store.sessions.get_session(agent.session_id) is None
@@ -205,7 +205,7 @@ async def test_turn_with_database_uses_stored_history(server: ModelServer, datab
     server.script = [Reply(text="One."), Reply(text="Two.")]
     for message in ("first", "second"):
         await agent_for(server, session_id="mine", session_db=database).arun_conversation(message)
-    assert sent(server.requests[1]) == [("user", "first"), ("assistant", "One."), ("user", "second")]
+    assert sent_messages(server.requests[1]) == [("user", "first"), ("assistant", "One."), ("user", "second")]
     assert [row["content"] for row in database.get_messages("mine")] == ["first", "One.", "second", "Two."]
 
 
@@ -225,7 +225,7 @@ async def test_stand_in_database_is_only_asked_for_history(server: ModelServer) 
 
     server.script = [Reply(text="One.")]
     await agent_for(server, session_id="mine", session_db=StandIn()).arun_conversation("first")
-    assert sent(server.requests[0]) == [("user", "mine"), ("assistant", "Yes?"), ("user", "first")]
+    assert sent_messages(server.requests[0]) == [("user", "mine"), ("assistant", "Yes?"), ("user", "first")]
 
 
 async def test_ephemeral_system_prompt_comes_last(server: ModelServer) -> None:
@@ -349,9 +349,9 @@ async def test_chat_returns_text_and_raises_on_failure(server: ModelServer) -> N
 
 async def test_chat_streams_to_callback(server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"])]
-    heard: list[str] = []
-    await in_thread(lambda: agent_for(server).chat("hi", stream_callback=heard.append))
-    assert "".join(heard) == "Once upon"
+    texts: list[str] = []
+    await in_thread(lambda: agent_for(server).chat("hi", stream_callback=texts.append))
+    assert "".join(texts) == "Once upon"
 
 
 async def test_many_blocking_turns_share_one_loop(server: ModelServer) -> None:
@@ -391,8 +391,8 @@ async def test_tool_callbacks_receive_start_and_end(server: ModelServer) -> None
     completed: list[Any] = []
     agent = agent_for(
         server,
-        tool_start_callback=lambda *told: started.append(told),
-        tool_complete_callback=lambda *told: completed.append(told),
+        tool_start_callback=lambda *args: started.append(args),
+        tool_complete_callback=lambda *args: completed.append(args),
         **fields,
     )
     await agent.arun_conversation("hi")
@@ -411,23 +411,23 @@ async def test_progress_callback_reports_tools_and_reasoning(server: ModelServer
         Reply(tool_calls=[Call("trip")]),
         Reply(text="Done."),
     ]
-    told: list[tuple[str, Json]] = []
+    reported: list[tuple[str, Json]] = []
 
     def progress(event: str, tool_name: Any = None, preview: Any = None, args: Any = None, **more: Any) -> None:
-        told.append((event, {"tool": tool_name, "preview": preview, "args": args, **more}))
+        reported.append((event, {"tool": tool_name, "preview": preview, "args": args, **more}))
 
     await agent_for(server, tool_progress_callback=progress, **fields).arun_conversation("hi")
-    assert [(event, about["tool"]) for event, about in told] == [
+    assert [(event, about["tool"]) for event, about in reported] == [
         ("reasoning.available", "_thinking"),
         ("tool.started", "look"),
         ("tool.completed", "look"),
         ("tool.started", "trip"),
         ("tool.completed", "trip"),
     ]
-    assert told[0][1]["preview"] == "x" * 500
-    assert told[1][1]["args"] == {"a": "x"}
-    assert [about["is_error"] for event, about in told if event == "tool.completed"] == [False, True]
-    assert all(about["duration"] >= 0 for event, about in told if event == "tool.completed")
+    assert reported[0][1]["preview"] == "x" * 500
+    assert reported[1][1]["args"] == {"a": "x"}
+    assert [about["is_error"] for event, about in reported if event == "tool.completed"] == [False, True]
+    assert all(about["duration"] >= 0 for event, about in reported if event == "tool.completed")
 
 
 async def test_event_callback_receives_whole_log(server: ModelServer) -> None:
@@ -458,10 +458,10 @@ async def test_clarify_callback_answers_question(server: ModelServer, blocking: 
         Reply(tool_calls=[Call("clarify", {"question": "Which?", "choices": ["a", "b"]})]),
         Reply(text="Done."),
     ]
-    asked: list[Any] = []
+    questions: list[Any] = []
 
     def answer(question: str, choices: list[str]) -> str:
-        asked.append((question, choices))
+        questions.append((question, choices))
         return choices[1]
 
     agent = agent_for(server, enabled_toolsets=["clarify"], clarify_callback=answer)
@@ -469,7 +469,7 @@ async def test_clarify_callback_answers_question(server: ModelServer, blocking: 
         result = await in_thread(lambda: agent.run_conversation("hi"))
     else:
         result = await agent.arun_conversation("hi")
-    assert asked == [("Which?", ["a", "b"])]
+    assert questions == [("Which?", ["a", "b"])]
     assert '"answer": "b"' in result["messages"][2]["content"]
 
 
@@ -506,11 +506,11 @@ async def test_async_clarify_callback_is_awaited(server: ModelServer) -> None:
 
 async def test_interrupt_blocking_turn_from_another_thread(server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
-    spoken = threading.Event()
-    agent = agent_for(server, stream_delta_callback=lambda _: spoken.set())
+    has_text = threading.Event()
+    agent = agent_for(server, stream_delta_callback=lambda _: has_text.set())
 
     def stop() -> None:
-        assert spoken.wait(5)
+        assert has_text.wait(5)
         agent.interrupt("no, the other")
 
     stopper = threading.Thread(target=stop)
@@ -546,12 +546,14 @@ async def test_steer_reports_whether_turn_is_running(server: ModelServer) -> Non
     fields = await offer(tool("look"))
     server.script = [Reply(text="Wait.", tool_calls=[Call("look")]), Reply(text="Done.")]
     agent = agent_for(server, **fields)
-    taken: list[bool] = []
-    agent.stream_delta_callback = lambda text: taken.append(agent.steer("Only red ones.")) if text == "Wait." else None
+    results: list[bool] = []
+    agent.stream_delta_callback = lambda text: (
+        results.append(agent.steer("Only red ones.")) if text == "Wait." else None
+    )
     assert agent.steer("nobody hears") is False
     result = await agent.arun_conversation("hi")
-    assert taken == [True]
-    assert "Only red ones." in sent(server.requests[1], "tool")[-1][1] + str(result["pending_steer"])
+    assert results == [True]
+    assert "Only red ones." in sent_messages(server.requests[1], "tool")[-1][1] + str(result["pending_steer"])
     assert agent.steer("too late") is False
 
 
@@ -568,10 +570,10 @@ async def test_close_twice_closes_client_once(server: ModelServer) -> None:
 
 async def test_cancelled_waiter_cancels_run_and_reraises(server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
-    spoken = asyncio.Event()
-    agent = agent_for(server, stream_delta_callback=lambda _: spoken.set())
+    has_text = asyncio.Event()
+    agent = agent_for(server, stream_delta_callback=lambda _: has_text.set())
     waiter = asyncio.create_task(agent.arun_conversation("hi"))
-    await spoken.wait()
+    await has_text.wait()
     app = await current()
     (run_id,) = app.engine.by_id
     following = asyncio.create_task(_read(app.engine.subscribe(run_id)))

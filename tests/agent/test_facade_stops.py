@@ -25,7 +25,7 @@ from run_agent import AIAgent
 from support.model_server import Call, ModelServer, Reply, Request
 from support.server_thread import serving
 
-from .house import KEY, QUIET, Json, check_laws, in_thread, nothing_left
+from .harness import KEY, QUIET, Json, check_laws, in_thread, nothing_left
 
 T = TypeVar("T")
 SESSION = "the-session"
@@ -46,7 +46,7 @@ def agent_for(server: ModelServer, **fields: Any) -> AIAgent:
 
 
 async def settled(task: asyncio.Task[Any], within: float = 3.0) -> Any:
-    """What a waiter was told, result or exception. It must be told something, and nobody has cancelled it."""
+    """The result or exception of a waiter, which must end and must not be cancelled."""
     await asyncio.wait([task], timeout=within)
     assert task.done(), "it still waits"
     assert not task.cancelled(), "it was told that it is cancelled, which it is not"
@@ -54,7 +54,7 @@ async def settled(task: asyncio.Task[Any], within: float = 3.0) -> Any:
 
 
 def story(pieces: int = 50) -> Reply:
-    """An answer that takes its time, about a second, should nobody stop it."""
+    """An answer that takes about a second unless it is stopped."""
     return Reply(text=["a "] * pieces, gap_s=0.02)
 
 
@@ -98,8 +98,8 @@ async def test_concurrent_steers_are_not_lost(server: ModelServer) -> None:
             over.set()
             thread.join()
         check_laws(events)
-        taken = [event for event in events if event["type"] == "control.received"]
-        assert (result["pending_steer"] or "").split() == ["tea"] * len(taken)
+        received = [event for event in events if event["type"] == "control.received"]
+        assert (result["pending_steer"] or "").split() == ["tea"] * len(received)
 
 
 # ---- runs that die
@@ -108,14 +108,14 @@ async def test_concurrent_steers_are_not_lost(server: ModelServer) -> None:
 async def test_turn_that_loses_session_lease_returns_to_waiter(
     server: ModelServer, database: SessionDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: dict[str, int] = {}
+    tokens: dict[str, int] = {}
     original = AsyncStore.begin
 
     async def begin(store: AsyncStore, *args: Any, **fields: Any) -> OpenedSession | None:
-        begun = await original(store, *args, **fields)
-        if begun is not None:
-            held[f"session:{begun.session_id}"] = begun.token
-        return begun
+        result = await original(store, *args, **fields)
+        if result is not None:
+            tokens[f"session:{result.session_id}"] = result.token
+        return result
 
     monkeypatch.setattr(AsyncStore, "begin", begin)
     monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
@@ -124,33 +124,36 @@ async def test_turn_that_loses_session_lease_returns_to_waiter(
     waiter = asyncio.create_task(agent.arun_conversation("hi"))
     await server.until(lambda: server.open_streams == 1)
     leases, name = Async(Leases(database.engine)), f"session:{SESSION}"
-    await leases.release(name, held[name])
+    await leases.release(name, tokens[name])
     assert await leases.acquire(name, "another process", 60.0) is not None
-    told = await settled(waiter)
-    assert isinstance(told, Exception) or told["completed"] is False
+    outcome = await settled(waiter)
+    assert isinstance(outcome, Exception) or outcome["completed"] is False
     await nothing_left(server)
 
 
 @pytest.mark.parametrize("listening", [True, False], ids=["listening", "only waiting"])
-async def test_turn_whose_store_breaks_returns_to_waiter(
+async def test_turn_with_failing_store_returns_to_waiter(
     server: ModelServer, database: SessionDB, monkeypatch: pytest.MonkeyPatch, listening: bool
 ) -> None:
     async def broken(*_: Any, **__: Any) -> None:
         raise StoreError("the disk is full")
 
-    def spoken(_: Any) -> None:
+    def on_text(_: Any) -> None:
         monkeypatch.setattr(AsyncRuns, "append", broken)
 
     server.script = [Reply(text=["Once ", "upon"], gap_s=0.05)]
     agent = agent_for(server, session_id=SESSION, session_db=database)
     if listening:
-        agent.stream_delta_callback = spoken
+        agent.stream_delta_callback = on_text
     waiter = asyncio.create_task(agent.arun_conversation("hi"))
     if not listening:
         await server.until(lambda: server.open_streams == 1)
-        spoken("")
-    told = await settled(waiter)
-    assert (told["final_response"], [one["code"] for one in told["warnings"]]) == ("Once upon", ["store_unavailable"])
+        on_text("")
+    outcome = await settled(waiter)
+    assert (outcome["final_response"], [warning["code"] for warning in outcome["warnings"]]) == (
+        "Once upon",
+        ["store_unavailable"],
+    )
 
 
 # ---- stops that come early
@@ -264,9 +267,9 @@ class Occupied:
 
 @pytest.fixture
 async def occupied(server: ModelServer) -> Occupied:
-    made = Occupied(server)
-    await made.begin()
-    return made
+    occupied = Occupied(server)
+    await occupied.begin()
+    return occupied
 
 
 async def test_interrupt_while_waiting_for_session_is_recorded(server: ModelServer, occupied: Occupied) -> None:
@@ -323,11 +326,11 @@ async def test_new_turn_does_not_undo_interrupt_of_queued_turn(server: ModelServ
     stopped = asyncio.create_task(agent.arun_conversation("second"))
     await asyncio.sleep(0.02)
     agent.interrupt()
-    begun = asyncio.create_task(agent.arun_conversation("third"))
+    task = asyncio.create_task(agent.arun_conversation("third"))
     await asyncio.sleep(0.02)
     await occupied.lease_released()
     assert (await stopped)["interrupted"] is True
-    assert (await begun)["completed"] is True
+    assert (await task)["completed"] is True
 
 
 async def test_leaving_blocking_call_ends_only_its_turn(server: ModelServer) -> None:

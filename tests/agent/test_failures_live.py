@@ -1,4 +1,4 @@
-"""Providers that fail, over real sockets: what is tried, what is kept, and what the user is told."""
+"""Provider failures over real sockets: retries, fallbacks, stored text, and errors for the user."""
 
 from __future__ import annotations
 
@@ -19,8 +19,20 @@ from hermes.core.spec import RouteChoice
 from hermes.guards.secrets import Secrets
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
-from .conftest import MakeHouse
-from .house import KEY, MODES, PROTOCOLS, House, Ran, cut_after, nothing_left, schema, scripted, sent, tool
+from .conftest import MakeHarness
+from .harness import (
+    KEY,
+    MODES,
+    PROTOCOLS,
+    CompletedRun,
+    Harness,
+    cut_after,
+    nothing_left,
+    schema,
+    scripted,
+    sent_messages,
+    tool,
+)
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 OUTPUT_LIMIT = {"chat": "max_tokens", "responses": "max_output_tokens", "anthropic": "max_tokens"}
@@ -34,7 +46,7 @@ def fallback_to(other: ModelServer, protocol: str = "chat", **fields: Any) -> di
 
 
 def nowhere() -> str:
-    """An address where nobody listens."""
+    """An address without a listener."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -48,44 +60,46 @@ def with_keys(server: ModelServer, *keys: str, **fields: Any) -> dict[str, Any]:
 TO_P = RouteChoice(provider="p", model="m")
 
 
-def assert_failed(ran: Ran, failure: str, code: str) -> None:
-    assert ran.final["type"] == "run.failed"
-    assert (ran.final["failure"], ran.result["failure"], ran.result["error_code"]) == (failure, failure, code)
-    assert ran.result["failed"] is True
-    assert ran.result["completed"] is False
-    assert ran.result["error"]
+def assert_failed(run: CompletedRun, failure: str, code: str) -> None:
+    assert run.final["type"] == "run.failed"
+    assert (run.final["failure"], run.result["failure"], run.result["error_code"]) == (failure, failure, code)
+    assert run.result["failed"] is True
+    assert run.result["completed"] is False
+    assert run.result["error"]
 
 
 # ---- no connection
 
 
 @pytest.mark.usefixtures("quick")
-async def test_connection_refused_is_retried_then_falls_back(house: House, other: ModelServer) -> None:
+async def test_connection_refused_is_retried_then_falls_back(harness: Harness, other: ModelServer) -> None:
     other.script = [Reply(text="From elsewhere.")]
-    ran = await house.run(nowhere(), fallbacks=(fallback_to(other),))
-    assert ran.actions() == ["reconnect", "reconnect", "retry", "retry", "retry", "fallback"]
-    switched = ran.one("model.switched")
+    run = await harness.run(nowhere(), fallbacks=(fallback_to(other),))
+    assert run.actions() == ["reconnect", "reconnect", "retry", "retry", "retry", "fallback"]
+    switched = run.event("model.switched")
     assert switched["from"] == {"model": "m", "provider": "custom"}
     assert switched["to"] == {"model": "n", "provider": "spare"}
-    assert ran.result["final_response"] == "From elsewhere."
-    assert (ran.result["model"], ran.result["provider"]) == ("n", "spare")
-    assert ran.result["failed"] is False
+    assert run.result["final_response"] == "From elsewhere."
+    assert (run.result["model"], run.result["provider"]) == ("n", "spare")
+    assert run.result["failed"] is False
 
 
 @pytest.mark.usefixtures("quick")
-async def test_connection_refused_without_fallback_fails(house: House) -> None:
-    ran = await house.run(nowhere())
-    assert_failed(ran, "connect", "provider_unavailable")
-    assert ran.result["final_response"] == ""
-    assert ran.final["retryable"] is True
+async def test_connection_refused_without_fallback_fails(harness: Harness) -> None:
+    run = await harness.run(nowhere())
+    assert_failed(run, "connect", "provider_unavailable")
+    assert run.result["final_response"] == ""
+    assert run.final["retryable"] is True
 
 
 @pytest.mark.parametrize(("jitter", "seconds"), [(0.0, 0.05), (1.0, 0.3)])
-async def test_reconnect_backoff_with_jitter(house: House, server: ModelServer, jitter: float, seconds: float) -> None:
-    house.app.services = replace(house.app.services, jitter=lambda: jitter)
+async def test_reconnect_backoff_with_jitter(
+    harness: Harness, server: ModelServer, jitter: float, seconds: float
+) -> None:
+    harness.app.services = replace(harness.app.services, jitter=lambda: jitter)
     server.script = [Reply(reset_before_headers=True), Reply(text="Done.")]
-    ran = await house.run(server)
-    retrying = ran.one("model.retrying")
+    run = await harness.run(server)
+    retrying = run.event("model.retrying")
     assert (retrying["failure"], retrying["action"]) == ("connect", "reconnect")
     assert retrying["wait_seconds"] == pytest.approx(seconds)
     assert server.requests[1].time - server.requests[0].time >= seconds
@@ -93,22 +107,22 @@ async def test_reconnect_backoff_with_jitter(house: House, server: ModelServer, 
 
 @pytest.mark.usefixtures("quick")
 async def test_reconnect_count_is_read_from_environment(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.script = [Reply(reset_before_headers=True), Reply(text="Done.")] * 2
-    first = await house.run(server)
+    first = await harness.run(server)
     monkeypatch.setenv("HERMES_STREAM_RETRIES", "0")
-    second = await house.run(server)
+    second = await harness.run(server)
     assert (first.actions(), second.actions()) == (["reconnect"], ["retry"])
 
 
 @pytest.mark.usefixtures("quick")
-async def test_api_max_retries_setting(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house({"agent": {"api_max_retries": 1}})
+async def test_api_max_retries_setting(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness({"agent": {"api_max_retries": 1}})
     server.script = [Reply(status=500)] * 2
-    ran = await house.run(server)
+    run = await harness.run(server)
     assert len(server.requests) == 2
-    assert_failed(ran, "server_error", "provider_unavailable")
+    assert_failed(run, "server_error", "provider_unavailable")
 
 
 # ---- refusals, by status
@@ -131,22 +145,22 @@ REFUSALS = [
 @each_protocol
 @pytest.mark.parametrize(("status", "kind", "code", "alone", "_"), REFUSALS, ids=[str(r[0]) for r in REFUSALS])
 async def test_rejected_request_fails_after_all_retries(
-    house: House, server: ModelServer, protocol: Protocol, status: int, kind: str, code: str, alone: int, _: int
+    harness: Harness, server: ModelServer, protocol: Protocol, status: int, kind: str, code: str, alone: int, _: int
 ) -> None:
     server.repeat, server.script = True, [Reply(status=status, error="ZEBRA says no")]
-    ran = await house.run(server, protocol=protocol)
-    assert_failed(ran, kind, code)
+    run = await harness.run(server, protocol=protocol)
+    assert_failed(run, kind, code)
     assert len(server.requests) == alone
-    assert "ZEBRA says no" in ran.result["error"]
-    assert ran.result["final_response"] == ""
-    assert "ZEBRA" not in json.dumps([m for m in ran.result["messages"] if m["role"] == "assistant"])
+    assert "ZEBRA says no" in run.result["error"]
+    assert run.result["final_response"] == ""
+    assert "ZEBRA" not in json.dumps([m for m in run.result["messages"] if m["role"] == "assistant"])
 
 
 @pytest.mark.usefixtures("quick")
 @each_protocol
 @pytest.mark.parametrize(("status", "kind", "_", "__", "before"), REFUSALS, ids=[str(r[0]) for r in REFUSALS])
 async def test_rejected_request_falls_back_to_other_route(
-    house: House,
+    harness: Harness,
     server: ModelServer,
     other: ModelServer,
     protocol: Protocol,
@@ -158,87 +172,89 @@ async def test_rejected_request_falls_back_to_other_route(
 ) -> None:
     server.repeat, server.script = True, [Reply(status=status)]
     other.script = [Reply(text="From elsewhere.")]
-    ran = await house.run(server, protocol=protocol, fallbacks=(fallback_to(other, protocol),))
+    run = await harness.run(server, protocol=protocol, fallbacks=(fallback_to(other, protocol),))
     assert len(server.requests) == before
-    assert ran.one("model.switched")["reason"] == kind
-    assert ran.result["final_response"] == "From elsewhere."
+    assert run.event("model.switched")["reason"] == kind
+    assert run.result["final_response"] == "From elsewhere."
 
 
 @each_protocol
 @pytest.mark.parametrize(("status", "kind"), [(400, "bad_request"), (409, "bad_request"), (422, "bad_request")])
 async def test_bad_request_does_not_fall_back(
-    house: House, server: ModelServer, other: ModelServer, protocol: Protocol, status: int, kind: str
+    harness: Harness, server: ModelServer, other: ModelServer, protocol: Protocol, status: int, kind: str
 ) -> None:
     server.script = [Reply(status=status, error="no")]
-    ran = await house.run(server, protocol=protocol, fallbacks=(fallback_to(other),))
-    assert_failed(ran, kind, "provider_rejected_request")
+    run = await harness.run(server, protocol=protocol, fallbacks=(fallback_to(other),))
+    assert_failed(run, kind, "provider_rejected_request")
     assert (len(server.requests), len(other.requests)) == (1, 0)
 
 
 async def test_moderation_error_falls_back_and_is_reported(
-    house: House, server: ModelServer, other: ModelServer
+    harness: Harness, server: ModelServer, other: ModelServer
 ) -> None:
     refusal = Reply(status=400, error={"code": "content_policy_violation", "message": "Your request was rejected."})
     server.script, other.script = [refusal], [refusal]
-    ran = await house.run(server, fallbacks=(fallback_to(other),))
-    assert_failed(ran, "policy_blocked", "content_policy_violation")
+    run = await harness.run(server, fallbacks=(fallback_to(other),))
+    assert_failed(run, "policy_blocked", "content_policy_violation")
     assert len(other.requests) == 1
 
 
 @each_protocol
-async def test_request_too_large_is_reported(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_request_too_large_is_reported(harness: Harness, server: ModelServer, protocol: Protocol) -> None:
     server.repeat, server.script = True, [Reply(status=413)]
-    ran = await house.run(server, protocol=protocol)
-    assert_failed(ran, "payload_too_large", "context_length_exceeded")
+    run = await harness.run(server, protocol=protocol)
+    assert_failed(run, "payload_too_large", "context_length_exceeded")
     assert len(server.requests) <= 4
 
 
 @each_protocol
-async def test_html_error_page_is_classified_by_status(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_html_error_page_is_classified_by_status(
+    harness: Harness, server: ModelServer, protocol: Protocol
+) -> None:
     server.script = [Reply(status=403, raw="<html>\x07Forbidden</html>")]
-    ran = await house.run(server, protocol=protocol)
-    assert_failed(ran, "forbidden", "provider_rejected_request")
-    assert "\x07" not in ran.result["error"]
+    run = await harness.run(server, protocol=protocol)
+    assert_failed(run, "forbidden", "provider_rejected_request")
+    assert "\x07" not in run.result["error"]
 
 
-async def test_provider_error_text_is_limited_to_500_characters(house: House, server: ModelServer) -> None:
+async def test_provider_error_text_is_limited_to_500_characters(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(status=403, error="z" * 5000)]
-    ran = await house.run(server)
-    assert 400 <= ran.result["error"].count("z") <= 510
+    run = await harness.run(server)
+    assert 400 <= run.result["error"].count("z") <= 510
 
 
 # ---- rate limits
 
 
-async def test_short_retry_after_is_waited_for(house: House, server: ModelServer, other: ModelServer) -> None:
+async def test_short_retry_after_is_waited_for(harness: Harness, server: ModelServer, other: ModelServer) -> None:
     server.script = [Reply(status=429, headers={"Retry-After": "1"}), Reply(text="Done.")]
-    ran = await house.run(server, fallbacks=(fallback_to(other),))
-    assert ran.result["final_response"] == "Done."
+    run = await harness.run(server, fallbacks=(fallback_to(other),))
+    assert run.result["final_response"] == "Done."
     assert other.requests == []
-    assert ran.one("model.retrying")["wait_seconds"] == pytest.approx(1.0)
+    assert run.event("model.retrying")["wait_seconds"] == pytest.approx(1.0)
     assert server.requests[1].time - server.requests[0].time >= 1.0
 
 
 async def test_long_retry_after_falls_back_and_persists_to_next_turn(
-    house: House, server: ModelServer, other: ModelServer
+    harness: Harness, server: ModelServer, other: ModelServer
 ) -> None:
     server.script = [Reply(status=429, headers={"Retry-After": "30"})]
     other.script = [Reply(text="One."), Reply(text="Two.")]
-    first = await house.run(server, fallbacks=(fallback_to(other),))
-    second = await house.run(server, fallbacks=(fallback_to(other),))
-    assert [ran.result["final_response"] for ran in (first, second)] == ["One.", "Two."]
+    first = await harness.run(server, fallbacks=(fallback_to(other),))
+    second = await harness.run(server, fallbacks=(fallback_to(other),))
+    assert [run.result["final_response"] for run in (first, second)] == ["One.", "Two."]
     assert (len(server.requests), len(other.requests)) == (1, 2)
 
 
 @pytest.mark.usefixtures("quick")
 async def test_fallback_lasts_for_turn_and_next_turn_uses_primary(
-    house: House, server: ModelServer, other: ModelServer
+    harness: Harness, server: ModelServer, other: ModelServer
 ) -> None:
-    house.offer(tool("look"))
+    harness.offer(tool("look"))
     server.script = [Reply(status=403), Reply(text="Back again.")]
     other.script = [Reply(tool_calls=[Call("look")]), Reply(text="Done.")]
-    first = await house.run(server, fallbacks=(fallback_to(other),))
-    second = await house.run(server, fallbacks=(fallback_to(other),))
+    first = await harness.run(server, fallbacks=(fallback_to(other),))
+    second = await harness.run(server, fallbacks=(fallback_to(other),))
     assert (first.result["final_response"], second.result["final_response"]) == ("Done.", "Back again.")
     assert (len(server.requests), len(other.requests)) == (2, 2)
 
@@ -249,36 +265,36 @@ async def test_fallback_lasts_for_turn_and_next_turn_uses_primary(
 @each_protocol
 @pytest.mark.parametrize("status", [401, 402, 429])
 async def test_rejected_key_rotates_to_next_key(
-    make_house: MakeHouse, server: ModelServer, protocol: Protocol, status: int
+    make_harness: MakeHarness, server: ModelServer, protocol: Protocol, status: int
 ) -> None:
-    house = make_house(with_keys(server, "sk-first-00000001", "sk-second-0000002", api_mode=MODES[protocol]))
+    harness = make_harness(with_keys(server, "sk-first-00000001", "sk-second-0000002", api_mode=MODES[protocol]))
     server.script = [Reply(status=status), Reply(text="One."), Reply(text="Two.")]
-    ran = await house.run(None, route=TO_P)
-    assert ran.result["final_response"] == "One."
-    assert ran.actions() == ["rotate"]
-    await house.run(None, route=TO_P)
+    run = await harness.run(None, route=TO_P)
+    assert run.result["final_response"] == "One."
+    assert run.actions() == ["rotate"]
+    await harness.run(None, route=TO_P)
     assert [r.key for r in server.requests] == ["sk-first-00000001", "sk-second-0000002", "sk-second-0000002"]
 
 
 @pytest.mark.parametrize(("status", "failure"), [(401, "auth"), (404, "model_not_found"), (400, "bad_request")])
 async def test_error_names_the_address_that_refused(
-    house: House, server: ModelServer, status: int, failure: str
+    harness: Harness, server: ModelServer, status: int, failure: str
 ) -> None:
     server.script = [Reply(status=status, error="no")]
     url = f"http://user:secret@127.0.0.1:{server.port}/v1"
-    ran = await house.run(None, route=RouteChoice(model="m", base_url=url, api_key=KEY))
-    assert ran.result["failure"] == failure
-    assert ran.result["error"].endswith(f". 127.0.0.1:{server.port}: no")
-    assert "secret" not in ran.result["error"]
+    run = await harness.run(None, route=RouteChoice(model="m", base_url=url, api_key=KEY))
+    assert run.result["failure"] == failure
+    assert run.result["error"].endswith(f". 127.0.0.1:{server.port}: no")
+    assert "secret" not in run.result["error"]
 
 
-async def test_all_keys_rejected_fails_with_auth(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house(with_keys(server, "sk-first-00000001", "sk-second-0000002"))
+async def test_all_keys_rejected_fails_with_auth(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness(with_keys(server, "sk-first-00000001", "sk-second-0000002"))
     server.repeat, server.script = True, [Reply(status=401)]
-    ran = await house.run(None, route=TO_P)
-    assert_failed(ran, "auth", "provider_auth_failed")
+    run = await harness.run(None, route=TO_P)
+    assert_failed(run, "auth", "provider_auth_failed")
     assert [r.key for r in server.requests] == ["sk-first-00000001", "sk-second-0000002"]
-    assert ran.final["retryable"] is False
+    assert run.final["retryable"] is False
 
 
 # ---- streams that break before anything was said
@@ -297,37 +313,37 @@ async def test_all_keys_rejected_fails_with_auth(make_house: MakeHouse, server: 
     ids=["cut", "ended", "headers only", "empty", "malformed"],
 )
 async def test_stream_lost_before_text_is_retried(
-    house: House, server: ModelServer, protocol: Protocol, broken: Reply
+    harness: Harness, server: ModelServer, protocol: Protocol, broken: Reply
 ) -> None:
     server.script = [broken, Reply(text="Hello")]
-    ran = await house.run(server, protocol=protocol)
-    assert ran.result["final_response"] == ran.text() == "Hello"
-    assert ran.actions() == ["reconnect"]
-    assert ran.one("model.retrying")["failure"] == "stream_lost"
-    assert sent(server.requests[1]) == [("user", "hi")]
+    run = await harness.run(server, protocol=protocol)
+    assert run.result["final_response"] == run.text() == "Hello"
+    assert run.actions() == ["reconnect"]
+    assert run.event("model.retrying")["failure"] == "stream_lost"
+    assert sent_messages(server.requests[1]) == [("user", "hi")]
 
 
 @pytest.mark.usefixtures("quick")
 @each_protocol
-async def test_error_event_before_text_is_recovered(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_error_event_before_text_is_recovered(harness: Harness, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(error_event={}), Reply(text="Hello")]
-    ran = await house.run(server, protocol=protocol)
-    assert ran.result["final_response"] == ran.text() == "Hello"
+    run = await harness.run(server, protocol=protocol)
+    assert run.result["final_response"] == run.text() == "Hello"
 
 
-async def test_stream_without_done_but_with_finish_reason_is_complete(house: House, server: ModelServer) -> None:
+async def test_stream_without_done_but_with_finish_reason_is_complete(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Hello", no_done=True)]
-    ran = await house.run(server)
-    assert ran.result["final_response"] == "Hello"
-    assert ran.actions() == []
+    run = await harness.run(server)
+    assert run.result["final_response"] == "Hello"
+    assert run.actions() == []
 
 
 @pytest.mark.usefixtures("quick")
-async def test_stream_that_always_breaks_fails(house: House, server: ModelServer) -> None:
+async def test_stream_that_always_breaks_fails(harness: Harness, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(text="Hello", cut_at=20)]
-    ran = await house.run(server)
-    assert_failed(ran, "stream_lost", "provider_unavailable")
-    assert ran.actions() == ["reconnect", "reconnect", "retry", "retry", "retry"]
+    run = await harness.run(server)
+    assert_failed(run, "stream_lost", "provider_unavailable")
+    assert run.actions() == ["reconnect", "reconnect", "retry", "retry", "retry"]
 
 
 # ---- streams that break after something was said
@@ -339,100 +355,102 @@ WHOLE = "".join(SENTENCE)
 @each_protocol
 @pytest.mark.parametrize("clean", [False, True], ids=["cut", "ended"])
 async def test_cut_answer_continues_in_same_message(
-    house: House, server: ModelServer, protocol: Protocol, clean: bool
+    harness: Harness, server: ModelServer, protocol: Protocol, clean: bool
 ) -> None:
     reply = Reply(text=SENTENCE, cut_clean=clean)
     server.handler = scripted(cut_after("the lazy", reply), Reply(text=SENTENCE))
-    ran = await house.run(server, protocol=protocol)
-    assert ran.result["final_response"] == ran.text() == WHOLE
-    assert ran.result["completed"] is True
-    assert ran.actions() == ["continue"]
-    assert ran.one("model.retrying")["failure"] == "stream_lost_text"
-    assert len({event["message_id"] for event in ran.of("text.delta")}) == 1
-    assert [m["role"] for m in ran.result["messages"]] == ["user", "assistant"]
+    run = await harness.run(server, protocol=protocol)
+    assert run.result["final_response"] == run.text() == WHOLE
+    assert run.result["completed"] is True
+    assert run.actions() == ["continue"]
+    assert run.event("model.retrying")["failure"] == "stream_lost_text"
+    assert len({event["message_id"] for event in run.events_of("text.delta")}) == 1
+    assert [m["role"] for m in run.result["messages"]] == ["user", "assistant"]
 
 
 @each_protocol
 async def test_continuation_request_carries_text_and_is_not_stored(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
     server.handler = scripted(cut_after("the lazy", Reply(text=SENTENCE)), Reply(text=SENTENCE), Reply(text="Next."))
-    spec = house.spec(server, protocol=protocol, persist=True)
-    await house.carry_out(spec)
-    said = sent(server.requests[1])
-    assert said[:2] == [("user", "hi"), ("assistant", "The quick brown fox jumps over ")]
-    assert [role for role, _ in said[2:]] == ["user"]
-    assert [(row.role, row.content) for row in await house.rows(spec.session_id)] == [
+    spec = harness.spec(server, protocol=protocol, persist=True)
+    await harness.carry_out(spec)
+    messages = sent_messages(server.requests[1])
+    assert messages[:2] == [("user", "hi"), ("assistant", "The quick brown fox jumps over ")]
+    assert [role for role, _ in messages[2:]] == ["user"]
+    assert [(row.role, row.content) for row in await harness.rows(spec.session_id)] == [
         ("user", "hi"),
         ("assistant", WHOLE),
     ]
 
 
-async def test_continuation_uses_assistant_prefill_if_supported(house: House, server: ModelServer) -> None:
+async def test_continuation_uses_assistant_prefill_if_supported(harness: Harness, server: ModelServer) -> None:
     server.handler = scripted(cut_after("the lazy", Reply(text=SENTENCE)), Reply(text=SENTENCE))
-    ran = await house.run(server, protocol="anthropic", model="claude-3-5-haiku-latest")
-    assert ran.result["final_response"] == WHOLE
-    last_role, last_text = sent(server.requests[1])[-1]
+    run = await harness.run(server, protocol="anthropic", model="claude-3-5-haiku-latest")
+    assert run.result["final_response"] == WHOLE
+    last_role, last_text = sent_messages(server.requests[1])[-1]
     assert (last_role, last_text.rstrip()) == ("assistant", "The quick brown fox jumps over")
 
 
-async def test_continuation_removes_repeated_words(house: House, server: ModelServer) -> None:
+async def test_continuation_removes_repeated_words(harness: Harness, server: ModelServer) -> None:
     again = Reply(text=["brown fox ju", "mps over ", "the lazy dog."], continues=False)
     server.handler = scripted(cut_after("the lazy", Reply(text=SENTENCE)), again)
-    ran = await house.run(server)
-    assert ran.result["final_response"] == ran.text() == WHOLE
+    run = await harness.run(server)
+    assert run.result["final_response"] == run.text() == WHOLE
 
 
-async def test_continuation_overlap_below_twelve_characters_is_kept(house: House, server: ModelServer) -> None:
+async def test_continuation_overlap_below_twelve_characters_is_kept(harness: Harness, server: ModelServer) -> None:
     text = ["Well, well, he said: ", "well, ", "fine"]
     server.handler = scripted(cut_after("fine", Reply(text=text)), Reply(text="well, enough.", continues=False))
-    ran = await house.run(server)
-    assert ran.result["final_response"] == "Well, well, he said: well, well, enough."
+    run = await harness.run(server)
+    assert run.result["final_response"] == "Well, well, he said: well, well, enough."
 
 
 @each_protocol
 async def test_partial_answer_is_kept_after_three_continuations(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
     pieces = ["One. ", "Two. ", "Three. ", "Four. ", "Five."]
     cuts = [cut_after(piece, Reply(text=pieces)) for piece in pieces[1:]]
     server.handler = scripted(*cuts)
-    spec = house.spec(server, protocol=protocol, persist=True)
-    ran = await house.carry_out(spec)
-    assert_failed(ran, "stream_lost_text", "provider_unavailable")
-    assert ran.actions() == ["continue"] * 3
-    assert ran.result["final_response"] == ran.text() == "One. Two. Three. Four. "
-    assert ran.result["partial"] is True
-    rows = await house.rows(spec.session_id)
+    spec = harness.spec(server, protocol=protocol, persist=True)
+    run = await harness.carry_out(spec)
+    assert_failed(run, "stream_lost_text", "provider_unavailable")
+    assert run.actions() == ["continue"] * 3
+    assert run.result["final_response"] == run.text() == "One. Two. Three. Four. "
+    assert run.result["partial"] is True
+    rows = await harness.rows(spec.session_id)
     assert (rows[-1].content, rows[-1].finish_reason) == ("One. Two. Three. Four. ", "error")
 
 
-async def test_failed_run_names_partial_row(house: House, server: ModelServer) -> None:
+async def test_failed_run_names_partial_row(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Once upon", finish="content_filter")]
-    spec = house.spec(server, persist=True)
-    ran = await house.carry_out(spec)
-    assert ran.final["partial_row"] == (await house.rows(spec.session_id))[-1].id
-    assert ran.final["text_length"] == len("Once upon")
+    spec = harness.spec(server, persist=True)
+    run = await harness.carry_out(spec)
+    assert run.final["partial_row"] == (await harness.rows(spec.session_id))[-1].id
+    assert run.final["text_length"] == len("Once upon")
 
 
-async def test_fallback_continues_same_message(house: House, server: ModelServer, other: ModelServer) -> None:
+async def test_fallback_continues_same_message(harness: Harness, server: ModelServer, other: ModelServer) -> None:
     pieces = ["One. ", "Two. ", "Three. ", "Four. ", "Five."]
     server.handler = scripted(*[cut_after(piece, Reply(text=pieces)) for piece in pieces[1:]])
     other.script = [Reply(text=pieces)]
-    ran = await house.run(server, fallbacks=(fallback_to(other, "anthropic"),))
-    assert ran.actions() == ["continue"] * 3 + ["fallback"]
-    assert ran.result["final_response"] == ran.text() == "".join(pieces)
-    assert len({event["message_id"] for event in ran.of("text.delta")}) == 1
-    assert ("assistant", "One. Two. Three. Four. ") in sent(other.requests[0])
+    run = await harness.run(server, fallbacks=(fallback_to(other, "anthropic"),))
+    assert run.actions() == ["continue"] * 3 + ["fallback"]
+    assert run.result["final_response"] == run.text() == "".join(pieces)
+    assert len({event["message_id"] for event in run.events_of("text.delta")}) == 1
+    assert ("assistant", "One. Two. Three. Four. ") in sent_messages(other.requests[0])
 
 
 @each_protocol
-async def test_malformed_event_after_text_is_continued(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_malformed_event_after_text_is_continued(
+    harness: Harness, server: ModelServer, protocol: Protocol
+) -> None:
     place = {"chat": 2, "responses": 5, "anthropic": 4}[protocol]
     server.script = [Reply(text=SENTENCE, malformed_at=place), Reply(text=SENTENCE)]
-    ran = await house.run(server, protocol=protocol)
-    assert ran.result["final_response"] == ran.text() == WHOLE
-    assert ran.actions() == ["continue"]
+    run = await harness.run(server, protocol=protocol)
+    assert run.result["final_response"] == run.text() == WHOLE
+    assert run.actions() == ["continue"]
 
 
 # ---- streams that break inside a call
@@ -442,93 +460,93 @@ HALF_CALL = Reply(text="Let me look.", tool_calls=[Call("look", ['{"a": "FIRST',
 
 @each_protocol
 async def test_tool_call_cut_after_text_is_dropped_with_warning(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
     ran_tools: list[Any] = []
-    house.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
+    harness.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
     server.handler = scripted(*[cut_after("SECOND", HALF_CALL)] * 3)
-    ran = await house.run(server, protocol=protocol)
-    assert ran.actions() == ["continue", "continue"]
-    assert_failed(ran, "stream_lost_tool", "provider_unavailable")
-    assert ran.result["partial"] is True
+    run = await harness.run(server, protocol=protocol)
+    assert run.actions() == ["continue", "continue"]
+    assert_failed(run, "stream_lost_tool", "provider_unavailable")
+    assert run.result["partial"] is True
     warning = "Stream stalled mid tool-call (look); the call was not executed."
-    assert ran.result["final_response"].startswith("Let me look.")
-    assert ran.result["final_response"].endswith(warning)
-    assert ran.text() == ran.result["final_response"]
+    assert run.result["final_response"].startswith("Let me look.")
+    assert run.result["final_response"].endswith(warning)
+    assert run.text() == run.result["final_response"]
     assert ran_tools == []
-    assert ran.of("tool.started") == []
+    assert run.events_of("tool.started") == []
 
 
 @each_protocol
 async def test_tool_call_cut_after_text_is_named_in_continuation(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
     ran_tools: list[Any] = []
-    house.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
+    harness.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
     server.handler = scripted(cut_after("SECOND", HALF_CALL), HALF_CALL, Reply(text="Done."))
-    ran = await house.run(server, protocol=protocol)
-    assert ran.result["final_response"] == "Done."
-    assert "look" in sent(server.requests[1])[-1][1]
+    run = await harness.run(server, protocol=protocol)
+    assert run.result["final_response"] == "Done."
+    assert "look" in sent_messages(server.requests[1])[-1][1]
     assert ran_tools == [{"a": "FIRSTSECOND"}]
-    assert ran.result["messages"][1]["content"] == "Let me look."
+    assert run.result["messages"][1]["content"] == "Let me look."
 
 
 @each_protocol
-async def test_tool_call_cut_without_text_is_retried(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_tool_call_cut_without_text_is_retried(harness: Harness, server: ModelServer, protocol: Protocol) -> None:
     ran_tools: list[Any] = []
-    house.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
+    harness.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
     silent = Reply(tool_calls=HALF_CALL.tool_calls)
     server.handler = scripted(cut_after("SECOND", silent), silent, Reply(text="Done."))
-    ran = await house.run(server, protocol=protocol)
-    assert ran.actions() == ["reconnect"]
-    assert ran.one("model.retrying")["failure"] == "stream_lost_tool"
+    run = await harness.run(server, protocol=protocol)
+    assert run.actions() == ["reconnect"]
+    assert run.event("model.retrying")["failure"] == "stream_lost_tool"
     assert ran_tools == [{"a": "FIRSTSECOND"}]
 
 
-async def test_tool_call_always_cut_fails_without_text(house: House, server: ModelServer) -> None:
-    house.offer(tool("look"))
+async def test_tool_call_always_cut_fails_without_text(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look"))
     server.handler = scripted(*[cut_after("SECOND", Reply(tool_calls=HALF_CALL.tool_calls))] * 3)
-    ran = await house.run(server)
-    assert_failed(ran, "stream_lost_tool", "provider_unavailable")
-    assert (ran.result["final_response"], ran.result["partial"]) == ("", False)
+    run = await harness.run(server)
+    assert_failed(run, "stream_lost_tool", "provider_unavailable")
+    assert (run.result["final_response"], run.result["partial"]) == ("", False)
 
 
 # ---- silence
 
 
-async def test_idle_timeout_before_text_reconnects(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house(with_keys(server, KEY, stale_timeout_seconds=0.1))
+async def test_idle_timeout_before_text_reconnects(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness(with_keys(server, KEY, stale_timeout_seconds=0.1))
     server.script = [Reply(text="Hello", stall_at=0), Reply(text="Hello")]
-    ran = await house.run(None, route=TO_P)
-    assert ran.result["final_response"] == "Hello"
-    assert ran.one("model.retrying")["failure"] == "stale"
-    assert ran.actions() == ["reconnect"]
+    run = await harness.run(None, route=TO_P)
+    assert run.result["final_response"] == "Hello"
+    assert run.event("model.retrying")["failure"] == "stale"
+    assert run.actions() == ["reconnect"]
     await nothing_left(server)
 
 
-async def test_idle_timeout_after_text_continues(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house(with_keys(server, KEY, stale_timeout_seconds=0.1))
+async def test_idle_timeout_after_text_continues(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness(with_keys(server, KEY, stale_timeout_seconds=0.1))
     server.script = [Reply(text=SENTENCE, gap_s=60), Reply(text=SENTENCE)]
-    ran = await house.run(None, route=TO_P)
-    assert ran.result["final_response"] == WHOLE
-    assert ran.actions() == ["continue"]
+    run = await harness.run(None, route=TO_P)
+    assert run.result["final_response"] == WHOLE
+    assert run.actions() == ["continue"]
 
 
-async def test_keepalive_bytes_extend_idle_timeout_threefold(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house(with_keys(server, KEY, stale_timeout_seconds=0.1))
+async def test_keepalive_bytes_extend_idle_timeout_threefold(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness(with_keys(server, KEY, stale_timeout_seconds=0.1))
     server.script = [Reply(text="Hello", stall_at=0, comments=True), Reply(text="Hello")]
-    ran = await house.run(None, route=TO_P)
-    assert ran.result["final_response"] == "Hello"
+    run = await harness.run(None, route=TO_P)
+    assert run.result["final_response"] == "Hello"
     silence = server.requests[1].time - server.requests[0].time
     assert 0.25 <= silence <= 1.2
 
 
 @pytest.mark.usefixtures("quick")
-async def test_request_timeout(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house(with_keys(server, KEY, request_timeout_seconds=0.2) | {"agent": {"api_max_retries": 0}})
+async def test_request_timeout(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness(with_keys(server, KEY, request_timeout_seconds=0.2) | {"agent": {"api_max_retries": 0}})
     server.script = [Reply(text="Hello", stall_at=0, comments=True), Reply(text="Hello")]
-    ran = await house.run(None, route=TO_P)
-    assert ran.events[2]["failure"] == "timeout"
+    run = await harness.run(None, route=TO_P)
+    assert run.events[2]["failure"] == "timeout"
 
 
 # ---- providers that want to be asked otherwise
@@ -536,72 +554,74 @@ async def test_request_timeout(make_house: MakeHouse, server: ModelServer) -> No
 
 @each_protocol
 async def test_streaming_rejection_disables_streaming_for_turn(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
-    house.offer(tool("look"))
+    harness.offer(tool("look"))
     whole = [Reply(tool_calls=[Call("look")]), Reply(text="Done."), Reply(text="Again.")]
     server.handler = lambda request: Reply(refuse_stream=True) if request.stream else whole.pop(0)
-    first = await house.run(server, protocol=protocol)
+    first = await harness.run(server, protocol=protocol)
     assert first.result["final_response"] == first.text() == "Done."
     assert [request.stream for request in server.requests] == [True, False, False]
-    second = await house.run(server, protocol=protocol)
+    second = await harness.run(server, protocol=protocol)
     assert second.result["final_response"] == "Again."
     assert [request.stream for request in server.requests[3:]] == [True, False]
-    assert [event["streaming"] for event in second.of("model.started")] == [True, False]
+    assert [event["streaming"] for event in second.events_of("model.started")] == [True, False]
 
 
 @each_protocol
-async def test_rejected_option_is_dropped_and_remembered(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_rejected_option_is_dropped_and_remembered(
+    harness: Harness, server: ModelServer, protocol: Protocol
+) -> None:
     server.repeat, server.script = True, [Reply(reject_option="temperature", text="Done.", continues=False)]
-    ran = await house.run(server, protocol=protocol, sampling={"temperature": 0.5})
-    assert ran.result["final_response"] == "Done."
-    await house.run(server, protocol=protocol, sampling={"temperature": 0.5})
+    run = await harness.run(server, protocol=protocol, sampling={"temperature": 0.5})
+    assert run.result["final_response"] == "Done."
+    await harness.run(server, protocol=protocol, sampling={"temperature": 0.5})
     assert ["temperature" in request.body for request in server.requests] == [True, False, False]
 
 
-async def test_remembered_rejected_option_is_named_in_every_run(house: House, server: ModelServer) -> None:
+async def test_remembered_rejected_option_is_named_in_every_run(harness: Harness, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(reject_option="temperature", text="Done.", continues=False)]
-    runs = [await house.run(server, sampling={"temperature": 0.5}) for _ in range(2)]
-    assert [any("temperature" in n["message"] for n in ran.of("notice")) for ran in runs] == [True, True]
+    runs = [await harness.run(server, sampling={"temperature": 0.5}) for _ in range(2)]
+    assert [any("temperature" in n["message"] for n in run.events_of("notice")) for run in runs] == [True, True]
 
 
 @each_protocol
 async def test_mutually_exclusive_option_is_dropped_with_notice(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
     server.script = [Reply(text="Done.")]
     wanted = {"temperature": 0.5, "top_p": 0.9}
-    ran = await house.run(server, protocol=protocol, sampling=wanted)
+    run = await harness.run(server, protocol=protocol, sampling=wanted)
     left_out = wanted.keys() - server.requests[0].body.keys()
-    told = " ".join(notice["message"] for notice in ran.of("notice"))
-    assert {name for name in left_out if name not in told} == set()
+    text = " ".join(notice["message"] for notice in run.events_of("notice"))
+    assert {name for name in left_out if name not in text} == set()
 
 
-async def test_rejected_stream_options_estimates_usage(house: House, server: ModelServer) -> None:
+async def test_rejected_stream_options_estimates_usage(harness: Harness, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(reject_option="stream_options", text="Done.")]
-    ran = await house.run(server)
-    assert ran.result["final_response"] == "Done."
-    assert ran.one("usage")["measured"] == "estimate"
+    run = await harness.run(server)
+    assert run.result["final_response"] == "Done."
+    assert run.event("usage")["measured"] == "estimate"
 
 
-async def test_four_rejected_options_fail_turn(house: House, server: ModelServer) -> None:
+async def test_four_rejected_options_fail_turn(harness: Harness, server: ModelServer) -> None:
     options = ["temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"]
     server.script = [Reply(reject_option=option, text="Done.") for option in options]
-    ran = await house.run(server, sampling=dict.fromkeys(options, 1))
-    assert_failed(ran, "option_rejected", "provider_rejected_request")
+    run = await harness.run(server, sampling=dict.fromkeys(options, 1))
+    assert_failed(run, "option_rejected", "provider_rejected_request")
     assert len(server.requests) == 5
 
 
-async def test_rejected_replay_items_are_dropped(house: House, server: ModelServer) -> None:
-    house.offer(tool("look"))
+async def test_rejected_replay_items_are_dropped(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look"))
     refusal = "messages.1.content.0: Invalid `signature` in `thinking` block"
     server.script = [
         Reply(reasoning="hm", signature="c2ln", tool_calls=[Call("look")]),
         Reply(status=400, error=refusal),
         Reply(text="Done."),
     ]
-    ran = await house.run(server, protocol="anthropic")
-    assert ran.result["final_response"] == "Done."
+    run = await harness.run(server, protocol="anthropic")
+    assert run.result["final_response"] == "Done."
     assert ["c2ln" in json.dumps(request.body) for request in server.requests] == [False, True, False]
 
 
@@ -609,111 +629,111 @@ async def test_rejected_replay_items_are_dropped(house: House, server: ModelServ
 
 
 @each_protocol
-async def test_truncated_answer_is_continued(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_truncated_answer_is_continued(harness: Harness, server: ModelServer, protocol: Protocol) -> None:
     parts = ["One. ", "Two. ", "Three. ", "Four."]
     server.script = [Reply(text=p, finish="length", continues=False) for p in parts[:3]]
     server.script = [*server.script, Reply(text=parts[3], continues=False)]
-    ran = await house.run(server, protocol=protocol)
-    assert ran.result["final_response"] == ran.text() == "".join(parts)
-    assert ran.result["completed"] is True
-    assert ran.one("message.completed")["finish_reason"] == "stop"
-    assert [m["role"] for m in ran.result["messages"]] == ["user", "assistant"]
+    run = await harness.run(server, protocol=protocol)
+    assert run.result["final_response"] == run.text() == "".join(parts)
+    assert run.result["completed"] is True
+    assert run.event("message.completed")["finish_reason"] == "stop"
+    assert [m["role"] for m in run.result["messages"]] == ["user", "assistant"]
 
 
 @each_protocol
 async def test_answer_truncated_four_times_is_kept_as_truncated(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
     parts = ["One. ", "Two. ", "Three. ", "Four."]
     server.script = [Reply(text=p, finish="length", continues=False) for p in parts]
-    spec = house.spec(server, protocol=protocol, persist=True)
-    ran = await house.carry_out(spec)
-    assert ran.final["type"] == "run.failed"
-    assert (ran.result["failure"], ran.result["error_code"]) == ("truncated_text", "output_truncated")
-    assert (ran.result["failed"], ran.result["partial"], ran.result["completed"]) == (False, True, False)
-    assert ran.result["final_response"] == "".join(parts)
-    assert "truncated" in ran.result["error"]
-    assert (await house.rows(spec.session_id))[-1].finish_reason == "length"
+    spec = harness.spec(server, protocol=protocol, persist=True)
+    run = await harness.carry_out(spec)
+    assert run.final["type"] == "run.failed"
+    assert (run.result["failure"], run.result["error_code"]) == ("truncated_text", "output_truncated")
+    assert (run.result["failed"], run.result["partial"], run.result["completed"]) == (False, True, False)
+    assert run.result["final_response"] == "".join(parts)
+    assert "truncated" in run.result["error"]
+    assert (await harness.rows(spec.session_id))[-1].finish_reason == "length"
 
 
 @each_protocol
 @pytest.mark.parametrize("window_ms", [0, 20])
-async def test_endless_answer_is_cut(house: House, server: ModelServer, protocol: Protocol, window_ms: int) -> None:
-    house.configure({"agent": {"max_answer_chars": 1_000, "delta_window_ms": window_ms}})
+async def test_endless_answer_is_cut(harness: Harness, server: ModelServer, protocol: Protocol, window_ms: int) -> None:
+    harness.configure({"agent": {"max_answer_chars": 1_000, "delta_window_ms": window_ms}})
     server.script = [Reply(text=["word " * 20] * 200, gap_s=0.001)]
-    spec = house.spec(server, protocol=protocol, persist=True)
-    ran = await house.carry_out(spec)
+    spec = harness.spec(server, protocol=protocol, persist=True)
+    run = await harness.carry_out(spec)
     assert len(server.requests) == 1
-    assert (ran.result["failure"], ran.result["error_code"]) == ("answer_too_long", "output_truncated")
-    assert 1_000 < len(ran.result["final_response"]) < 10_000
-    assert "agent.max_answer_chars" in ran.result["error"]
-    assert (await house.rows(spec.session_id))[-1].finish_reason == "length"
+    assert (run.result["failure"], run.result["error_code"]) == ("answer_too_long", "output_truncated")
+    assert 1_000 < len(run.result["final_response"]) < 10_000
+    assert "agent.max_answer_chars" in run.result["error"]
+    assert (await harness.rows(spec.session_id))[-1].finish_reason == "length"
 
 
 @each_protocol
-async def test_endless_reasoning_is_cut(house: House, server: ModelServer, protocol: Protocol) -> None:
-    house.configure({"agent": {"max_answer_chars": 1_000}})
+async def test_endless_reasoning_is_cut(harness: Harness, server: ModelServer, protocol: Protocol) -> None:
+    harness.configure({"agent": {"max_answer_chars": 1_000}})
     server.script = [Reply(reasoning=["hm " * 20] * 100, text="Done.", gap_s=0.001)]
-    ran = await house.run(server, protocol=protocol)
+    run = await harness.run(server, protocol=protocol)
     assert len(server.requests) == 1
-    assert ran.result["error_code"] == "output_truncated"
+    assert run.result["error_code"] == "output_truncated"
 
 
 @each_protocol
 async def test_answer_at_max_tokens_of_caller_is_not_continued(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
     server.script = [Reply(text="One two", finish="length")]
-    ran = await house.run(server, protocol=protocol, max_output_tokens=64)
+    run = await harness.run(server, protocol=protocol, max_output_tokens=64)
     assert server.requests[0].body[OUTPUT_LIMIT[protocol]] == 64
     assert len(server.requests) == 1
-    assert ran.result["final_response"] == "One two"
-    assert (ran.result["failed"], ran.result["partial"]) == (False, True)
-    assert ran.result["error_code"] == "output_truncated"
-    assert ran.one("message.completed")["finish_reason"] == "length"
+    assert run.result["final_response"] == "One two"
+    assert (run.result["failed"], run.result["partial"]) == (False, True)
+    assert run.result["error_code"] == "output_truncated"
+    assert run.event("message.completed")["finish_reason"] == "length"
 
 
-async def test_max_tokens_of_caller_may_cut_before_first_word(house: House, server: ModelServer) -> None:
+async def test_max_tokens_of_caller_may_cut_before_first_word(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(reasoning="hm", finish="length")]
-    ran = await house.run(server, max_output_tokens=64)
+    run = await harness.run(server, max_output_tokens=64)
     assert len(server.requests) == 1
-    assert (ran.result["final_response"], ran.result["partial"], ran.result["failed"]) == ("", True, False)
-    assert ran.result["error_code"] == "output_truncated"
+    assert (run.result["final_response"], run.result["partial"], run.result["failed"]) == ("", True, False)
+    assert run.result["error_code"] == "output_truncated"
 
 
 @each_protocol
 async def test_truncated_tool_call_is_retried_with_larger_limit(
-    make_house: MakeHouse, server: ModelServer, protocol: Protocol
+    make_harness: MakeHarness, server: ModelServer, protocol: Protocol
 ) -> None:
     base = {"default": "m", "base_url": f"{server.url}/v1", "api_mode": MODES[protocol], "api_key": KEY}
-    house = make_house({"model": {**base, "max_tokens": 100}})
+    harness = make_harness({"model": {**base, "max_tokens": 100}})
     ran_tools: list[Any] = []
-    house.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
+    harness.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
     cut = Reply(tool_calls=[Call("look", '{"a": "unfini')], finish="length")
     server.script = [cut, cut, cut, Reply(tool_calls=[Call("look", {"a": "short"})]), Reply(text="Done.")]
-    ran = await house.run(None, protocol=protocol)
+    run = await harness.run(None, protocol=protocol)
     assert [r.body[OUTPUT_LIMIT[protocol]] for r in server.requests[:3]] == [100, 200, 400]
-    assert ran.actions() == ["raise_output", "raise_output", "nudge"]
-    assert sent(server.requests[3])[-1][0] == "user"
+    assert run.actions() == ["raise_output", "raise_output", "nudge"]
+    assert sent_messages(server.requests[3])[-1][0] == "user"
     assert ran_tools == [{"a": "short"}]
-    assert ran.result["final_response"] == "Done."
+    assert run.result["final_response"] == "Done."
 
 
-async def test_tool_call_that_stays_truncated_fails(house: House, server: ModelServer) -> None:
-    house.offer(tool("look"))
+async def test_tool_call_that_stays_truncated_fails(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look"))
     server.repeat, server.script = True, [Reply(tool_calls=[Call("look", '{"a": "unfini')], finish="length")]
-    ran = await house.run(server)
-    assert_failed(ran, "truncated_tool", "agent_incomplete")
-    assert "truncated" in ran.result["error"]
-    assert ran.of("tool.started") == []
+    run = await harness.run(server)
+    assert_failed(run, "truncated_tool", "agent_incomplete")
+    assert "truncated" in run.result["error"]
+    assert run.events_of("tool.started") == []
 
 
-async def test_incomplete_arguments_count_as_truncated(house: House, server: ModelServer) -> None:
+async def test_incomplete_arguments_count_as_truncated(harness: Harness, server: ModelServer) -> None:
     ran_tools: list[Any] = []
-    house.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
+    harness.offer(tool("look", lambda _, args: ran_tools.append(args) or {}))
     server.repeat, server.script = True, [Reply(tool_calls=[Call("look", '{"a": "unfini')])]
-    ran = await house.run(server)
-    assert_failed(ran, "truncated_tool", "agent_incomplete")
+    run = await harness.run(server)
+    assert_failed(run, "truncated_tool", "agent_incomplete")
     assert ran_tools == []
 
 
@@ -721,90 +741,92 @@ async def test_incomplete_arguments_count_as_truncated(house: House, server: Mod
 
 
 @each_protocol
-async def test_filtered_answer_keeps_text(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_filtered_answer_keeps_text(harness: Harness, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(text="Once upon", finish="content_filter")]
-    ran = await house.run(server, protocol=protocol)
-    assert ran.final["type"] == "run.failed"
-    assert (ran.result["failure"], ran.result["error_code"]) == ("filtered", "content_filter")
-    assert (ran.result["final_response"], ran.result["partial"], ran.result["failed"]) == ("Once upon", True, False)
-    assert ran.one("message.completed")["finish_reason"] == "content_filter"
+    run = await harness.run(server, protocol=protocol)
+    assert run.final["type"] == "run.failed"
+    assert (run.result["failure"], run.result["error_code"]) == ("filtered", "content_filter")
+    assert (run.result["final_response"], run.result["partial"], run.result["failed"]) == ("Once upon", True, False)
+    assert run.event("message.completed")["finish_reason"] == "content_filter"
 
 
 @each_protocol
 async def test_filtered_answer_without_text_is_content_policy_violation(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
     server.script = [Reply(finish="content_filter")]
-    ran = await house.run(server, protocol=protocol)
-    assert_failed(ran, "filtered", "content_policy_violation")
-    assert ran.result["final_response"] == ""
+    run = await harness.run(server, protocol=protocol)
+    assert_failed(run, "filtered", "content_policy_violation")
+    assert run.result["final_response"] == ""
 
 
 @each_protocol
 @pytest.mark.parametrize("thought", ["", "hm"], ids=["nothing", "only reasoning"])
 async def test_empty_answer_is_nudged_and_nudge_is_not_stored(
-    house: House, server: ModelServer, protocol: Protocol, thought: str
+    harness: Harness, server: ModelServer, protocol: Protocol, thought: str
 ) -> None:
     server.script = [Reply(reasoning=thought), Reply(text="Here.")]
-    ran = await house.run(server, protocol=protocol)
-    assert ran.actions() == ["nudge"]
-    assert ran.result["final_response"] == ran.text() == "Here."
-    assert sent(server.requests[1])[-1][0] == "user"
-    assert [(m["role"], m["content"]) for m in ran.result["messages"]] == [("user", "hi"), ("assistant", "Here.")]
+    run = await harness.run(server, protocol=protocol)
+    assert run.actions() == ["nudge"]
+    assert run.result["final_response"] == run.text() == "Here."
+    assert sent_messages(server.requests[1])[-1][0] == "user"
+    assert [(m["role"], m["content"]) for m in run.result["messages"]] == [("user", "hi"), ("assistant", "Here.")]
 
 
 @pytest.mark.usefixtures("quick")
-async def test_answer_that_stays_empty_fails(house: House, server: ModelServer) -> None:
+async def test_answer_that_stays_empty_fails(harness: Harness, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply()]
-    ran = await house.run(server)
-    assert ran.actions() == ["nudge", "retry", "retry"]
-    assert_failed(ran, "empty", "agent_incomplete")
-    assert all(event["message"] == "The model gave an empty answer." for event in ran.of("model.retrying"))
+    run = await harness.run(server)
+    assert run.actions() == ["nudge", "retry", "retry"]
+    assert_failed(run, "empty", "agent_incomplete")
+    assert all(event["message"] == "The model gave an empty answer." for event in run.events_of("model.retrying"))
 
 
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("protocol", ["chat", "anthropic"])
 async def test_announced_but_missing_tool_call_is_retried(
-    house: House, server: ModelServer, protocol: Protocol, streaming: bool
+    harness: Harness, server: ModelServer, protocol: Protocol, streaming: bool
 ) -> None:
     calls: list[Any] = []
-    house.offer(tool("look", lambda _, args: calls.append(args) or {"ok": True}))
+    harness.offer(tool("look", lambda _, args: calls.append(args) or {"ok": True}))
     announced = Reply(text="Let me look.", finish="tool_calls", as_json=not streaming)
     server.script = [announced, Reply(tool_calls=[Call("look")]), Reply(text="Done.")]
-    ran = await house.run(server, protocol=protocol)
-    assert ran.actions() == ["nudge"]
-    assert ran.one("model.retrying")["failure"] == "missing_call"
-    assert sent(server.requests[1])[-2][1].startswith("Let me look.")
-    assert sent(server.requests[1])[-1][0] == "user"
+    run = await harness.run(server, protocol=protocol)
+    assert run.actions() == ["nudge"]
+    assert run.event("model.retrying")["failure"] == "missing_call"
+    assert sent_messages(server.requests[1])[-2][1].startswith("Let me look.")
+    assert sent_messages(server.requests[1])[-1][0] == "user"
     assert calls == [{}]
-    assert ran.text() == "Let me look.Done."
-    assert ran.result["final_response"] == "Done."
+    assert run.text() == "Let me look.Done."
+    assert run.result["final_response"] == "Done."
 
 
 @pytest.mark.parametrize("protocol", ["chat", "anthropic"])
-async def test_missing_tool_call_leaves_text_as_answer(house: House, server: ModelServer, protocol: Protocol) -> None:
-    house.offer(tool("look"))
+async def test_missing_tool_call_leaves_text_as_answer(
+    harness: Harness, server: ModelServer, protocol: Protocol
+) -> None:
+    harness.offer(tool("look"))
     server.script = [Reply(text="It is five.", finish="tool_calls"), Reply(text=" Indeed.", finish="tool_calls")]
-    ran = await house.run(server, protocol=protocol)
-    assert ran.actions() == ["nudge"]
-    assert ran.result["final_response"] == ran.text() == "It is five. Indeed."
-    assert ran.result["completed"] is True
-    assert (ran.result["api_calls"], ran.result["output_tokens"]) == (2, 10), "each answer is counted once"
+    run = await harness.run(server, protocol=protocol)
+    assert run.actions() == ["nudge"]
+    assert run.result["final_response"] == run.text() == "It is five. Indeed."
+    assert run.result["completed"] is True
+    assert (run.result["api_calls"], run.result["output_tokens"]) == (2, 10), "each answer is counted once"
 
 
 @pytest.mark.usefixtures("quick")
-async def test_missing_tool_call_without_text_is_empty_answer(house: House, server: ModelServer) -> None:
-    house.offer(tool("look"))
+async def test_missing_tool_call_without_text_is_empty_answer(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look"))
     server.repeat, server.script = True, [Reply(finish="tool_calls")]
-    ran = await house.run(server)
-    assert ran.actions() == ["nudge", "retry", "retry"]
-    assert_failed(ran, "empty", "agent_incomplete")
+    run = await harness.run(server)
+    assert run.actions() == ["nudge", "retry", "retry"]
+    assert_failed(run, "empty", "agent_incomplete")
 
 
-async def test_tool_finish_reason_without_tools_is_plain_answer(house: House, server: ModelServer) -> None:
+async def test_tool_finish_reason_without_tools_is_plain_answer(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="It is five.", finish="tool_calls")]
-    ran = await house.run(server)
-    assert (ran.result["final_response"], ran.actions()) == ("It is five.", [])
+    run = await harness.run(server)
+    assert (run.result["final_response"], run.actions()) == ("It is five.", [])
 
 
 # ---- reasoning and nothing else
@@ -816,38 +838,38 @@ THOUGHT = "Two and two.\n" * 400 + "It must be four."
 @each_protocol
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_reasoning_only_answer_gives_excerpt(
-    house: House, server: ModelServer, protocol: Protocol, streaming: bool
+    harness: Harness, server: ModelServer, protocol: Protocol, streaming: bool
 ) -> None:
     server.repeat, server.script = True, [Reply(reasoning=THOUGHT, as_json=not streaming)]
-    ran = await house.run(server, protocol=protocol)
-    assert ran.actions() == ["nudge", "retry", "retry"]
-    answer = ran.result["final_response"]
-    assert answer == ran.text()
+    run = await harness.run(server, protocol=protocol)
+    assert run.actions() == ["nudge", "retry", "retry"]
+    answer = run.result["final_response"]
+    assert answer == run.text()
     assert answer.startswith(f"{prompt.REASONING_EXCERPT}\n\n… ")
     assert answer.endswith("It must be four.")
     assert len(answer) < REASONING_EXCERPT_CHARS_MAX + 100
-    assert (ran.result["completed"], ran.result["failed"]) == (True, False)
-    assert [(n["level"], n["code"]) for n in ran.of("notice")] == [("warn", "reasoning_only")]
-    assert ran.result["output_tokens"] == 20, "four answers, each counted once"
+    assert (run.result["completed"], run.result["failed"]) == (True, False)
+    assert [(n["level"], n["code"]) for n in run.events_of("notice")] == [("warn", "reasoning_only")]
+    assert run.result["output_tokens"] == 20, "four answers, each counted once"
 
 
 @pytest.mark.usefixtures("quick")
 @each_protocol
 async def test_truncated_reasoning_only_answer_gives_excerpt(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
     server.repeat, server.script = True, [Reply(reasoning="Hm, four?", finish="length")]
-    ran = await house.run(server, protocol=protocol)
-    assert ran.result["final_response"].endswith("Hm, four?")
-    assert (ran.final["type"], ran.result["error_code"]) == ("run.failed", "output_truncated")
-    assert (ran.result["partial"], ran.result["failed"]) == (True, False)
+    run = await harness.run(server, protocol=protocol)
+    assert run.result["final_response"].endswith("Hm, four?")
+    assert (run.final["type"], run.result["error_code"]) == ("run.failed", "output_truncated")
+    assert (run.result["partial"], run.result["failed"]) == (True, False)
 
 
 @pytest.mark.usefixtures("quick")
-async def test_reasoning_excerpt_is_not_used_for_json_format(house: House, server: ModelServer) -> None:
+async def test_reasoning_excerpt_is_not_used_for_json_format(harness: Harness, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(reasoning="Hm.")]
-    ran = await house.run(server, response_format=FORMAT)
-    assert_failed(ran, "empty", "agent_incomplete")
+    run = await harness.run(server, response_format=FORMAT)
+    assert_failed(run, "empty", "agent_incomplete")
 
 
 FORMAT = {
@@ -857,75 +879,77 @@ FORMAT = {
 
 
 @each_protocol
-async def test_structured_output_is_repaired_once(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_structured_output_is_repaired_once(harness: Harness, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(text='{"n": "one"}'), Reply(text='{"n": 1}')]
-    ran = await house.run(server, protocol=protocol, response_format=FORMAT)
-    assert ran.result["final_response"] == '{"n": 1}'
-    assert ran.result["completed"] is True
+    run = await harness.run(server, protocol=protocol, response_format=FORMAT)
+    assert run.result["final_response"] == '{"n": 1}'
+    assert run.result["completed"] is True
 
 
-async def test_structured_output_that_stays_invalid_fails(house: House, server: ModelServer) -> None:
+async def test_structured_output_that_stays_invalid_fails(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="one"), Reply(text="two")]
-    ran = await house.run(server, response_format=FORMAT)
-    assert_failed(ran, "bad_structure", "structured_output_failed")
+    run = await harness.run(server, response_format=FORMAT)
+    assert_failed(run, "bad_structure", "structured_output_failed")
 
 
 # ---- deadlines
 
 
-async def test_deadline_keeps_partial_text(house: House, server: ModelServer) -> None:
+async def test_deadline_keeps_partial_text(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
-    ran = await house.run(server, deadline_seconds=0.3)
-    assert_failed(ran, "deadline", "turn_timeout")
-    assert (ran.result["final_response"], ran.result["partial"]) == ("Once ", True)
+    run = await harness.run(server, deadline_seconds=0.3)
+    assert_failed(run, "deadline", "turn_timeout")
+    assert (run.result["final_response"], run.result["partial"]) == ("Once ", True)
     await nothing_left(server)
 
 
-async def test_deadline_before_text_fails_without_text(house: House, server: ModelServer) -> None:
+async def test_deadline_before_text_fails_without_text(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Hello", delay_s=60)]
-    ran = await house.run(server, deadline_seconds=0.2)
-    assert_failed(ran, "deadline", "turn_timeout")
-    assert ran.result["final_response"] == ""
+    run = await harness.run(server, deadline_seconds=0.2)
+    assert_failed(run, "deadline", "turn_timeout")
+    assert run.result["final_response"] == ""
     await nothing_left(server)
 
 
-async def test_retry_wait_past_deadline_is_not_started(house: House, server: ModelServer, other: ModelServer) -> None:
+async def test_retry_wait_past_deadline_is_not_started(
+    harness: Harness, server: ModelServer, other: ModelServer
+) -> None:
     server.script = [Reply(status=429, headers={"Retry-After": "9"})]
-    ran = await house.run(server, deadline_seconds=2.0)
-    assert ran.of("model.retrying") == []
-    assert ran.result["failed"] is True
+    run = await harness.run(server, deadline_seconds=2.0)
+    assert run.events_of("model.retrying") == []
+    assert run.result["failed"] is True
     assert len(server.requests) == 1
 
 
-async def test_deadline_ends_tool(house: House, server: ModelServer) -> None:
+async def test_deadline_ends_tool(harness: Harness, server: ModelServer) -> None:
     import asyncio
 
     async def forever(_: Any, __: Any) -> dict[str, Any]:
         await asyncio.Event().wait()
         return {}
 
-    house.offer(tool("look", forever))
+    harness.offer(tool("look", forever))
     server.script = [Reply(text="Wait.", tool_calls=[Call("look")])]
-    ran = await house.run(server, deadline_seconds=0.3)
-    assert_failed(ran, "deadline", "turn_timeout")
-    assert len(ran.of("tool.finished")) == 1
+    run = await harness.run(server, deadline_seconds=0.3)
+    assert_failed(run, "deadline", "turn_timeout")
+    assert len(run.events_of("tool.finished")) == 1
     await nothing_left(server)
 
 
 # ---- failure is not speech, and secrets stay put
 
 
-def everything_said(ran: Ran, rows: list[Any], caplog: pytest.LogCaptureFixture) -> str:
+def everything_said(run: CompletedRun, rows: list[Any], caplog: pytest.LogCaptureFixture) -> str:
     """All that a failed run has left anywhere a person or a model could read it."""
-    kept = [repr(ran.spec), json.dumps(ran.spec.stored(), default=str), repr(rows)]
-    return "\n".join([json.dumps(ran.result), json.dumps(ran.events), caplog.text, *kept])
+    stored = [repr(run.spec), json.dumps(run.spec.stored(), default=str), repr(rows)]
+    return "\n".join([json.dumps(run.result), json.dumps(run.events), caplog.text, *stored])
 
 
 @pytest.mark.usefixtures("quick")
 @each_protocol
 @pytest.mark.parametrize("key", [KEY, ODD_KEY], ids=["by pattern", "by value"])
 @pytest.mark.parametrize(
-    "told",
+    "reply",
     [
         Reply(status=401, quote_key=True),
         Reply(status=500, quote_key=True),
@@ -936,111 +960,111 @@ def everything_said(ran: Ran, rows: list[Any], caplog: pytest.LogCaptureFixture)
     ids=["401", "500", "429", "in the stream", "after text"],
 )
 async def test_key_in_provider_error_is_redacted_everywhere(
-    make_house: MakeHouse,
+    make_harness: MakeHarness,
     server: ModelServer,
     caplog: pytest.LogCaptureFixture,
     protocol: Protocol,
     key: str,
-    told: Reply,
+    reply: Reply,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    house = make_house(with_keys(server, key, api_mode=MODES[protocol]))
-    server.repeat, server.script = True, [told]
-    spec = house.spec(None, route=TO_P, persist=True)
-    ran = await house.carry_out(spec)
-    assert ran.result["failed"] is True
+    harness = make_harness(with_keys(server, key, api_mode=MODES[protocol]))
+    server.repeat, server.script = True, [reply]
+    spec = harness.spec(None, route=TO_P, persist=True)
+    run = await harness.carry_out(spec)
+    assert run.result["failed"] is True
     assert server.requests[0].key == key
-    rows = [*await house.rows(spec.session_id), await house.engine.get(spec.run_id)]
-    assert key not in everything_said(ran, rows, caplog)
+    rows = [*await harness.rows(spec.session_id), await harness.engine.get(spec.run_id)]
+    assert key not in everything_said(run, rows, caplog)
 
 
 @pytest.mark.usefixtures("quick")
 async def test_key_given_with_run_is_redacted(
-    house: House, server: ModelServer, caplog: pytest.LogCaptureFixture
+    harness: Harness, server: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     server.script = [Reply(status=401, raw=f"<html>key={ODD_KEY} is bad</html>")]
-    spec = house.spec(server, api_key=ODD_KEY, persist=True)
-    ran = await house.carry_out(spec)
+    spec = harness.spec(server, api_key=ODD_KEY, persist=True)
+    run = await harness.carry_out(spec)
     assert server.requests[0].key == ODD_KEY
-    rows = [*await house.rows(spec.session_id), await house.engine.get(spec.run_id)]
-    assert ODD_KEY not in everything_said(ran, rows, caplog)
+    rows = [*await harness.rows(spec.session_id), await harness.engine.get(spec.run_id)]
+    assert ODD_KEY not in everything_said(run, rows, caplog)
 
 
 async def test_key_of_fallback_given_with_run_is_redacted(
-    house: House, server: ModelServer, other: ModelServer, caplog: pytest.LogCaptureFixture
+    harness: Harness, server: ModelServer, other: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     server.script, other.script = [Reply(status=403)], [Reply(status=401, quote_key=True)]
-    spec = house.spec(server, fallbacks=(fallback_to(other, api_key=ODD_KEY),), persist=True)
-    ran = await house.carry_out(spec)
+    spec = harness.spec(server, fallbacks=(fallback_to(other, api_key=ODD_KEY),), persist=True)
+    run = await harness.carry_out(spec)
     assert other.requests[0].key == ODD_KEY
-    rows = [*await house.rows(spec.session_id), await house.engine.get(spec.run_id)]
-    assert ODD_KEY not in everything_said(ran, rows, caplog)
+    rows = [*await harness.rows(spec.session_id), await harness.engine.get(spec.run_id)]
+    assert ODD_KEY not in everything_said(run, rows, caplog)
 
 
-async def test_key_in_model_text_is_redacted_across_chunks(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house(with_keys(server, ODD_KEY))
+async def test_key_in_model_text_is_redacted_across_chunks(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness(with_keys(server, ODD_KEY))
     server.script = [Reply(text=["It is ", ODD_KEY[:9], ODD_KEY[9:14], ODD_KEY[14:], ", keep it."], gap_s=0.03)]
-    ran = await house.run(None, route=TO_P)
-    assert ran.result["final_response"] == ran.text() == "It is [redacted], keep it."
+    run = await harness.run(None, route=TO_P)
+    assert run.result["final_response"] == run.text() == "It is [redacted], keep it."
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("told", [Reply(status=500, error="ZEBRA"), Reply(error_event={"message": "ZEBRA"})])
-async def test_error_text_never_becomes_assistant_text(house: House, server: ModelServer, told: Reply) -> None:
-    server.repeat, server.script = True, [told]
-    spec = house.spec(server, persist=True)
-    ran = await house.carry_out(spec)
-    assert "ZEBRA" in ran.result["error"]
-    assert "ZEBRA" not in ran.text()
-    assert all("ZEBRA" not in str(row.content) for row in await house.rows(spec.session_id))
+@pytest.mark.parametrize("reply", [Reply(status=500, error="ZEBRA"), Reply(error_event={"message": "ZEBRA"})])
+async def test_error_text_never_becomes_assistant_text(harness: Harness, server: ModelServer, reply: Reply) -> None:
+    server.repeat, server.script = True, [reply]
+    spec = harness.spec(server, persist=True)
+    run = await harness.carry_out(spec)
+    assert "ZEBRA" in run.result["error"]
+    assert "ZEBRA" not in run.text()
+    assert all("ZEBRA" not in str(row.content) for row in await harness.rows(spec.session_id))
 
 
-async def test_attempts_are_numbered(house: House, server: ModelServer) -> None:
-    seen: list[Request] = []
+async def test_attempts_are_numbered(harness: Harness, server: ModelServer) -> None:
+    requests: list[Request] = []
 
     def answer(request: Request) -> Reply:
-        seen.append(request)
-        return Reply(reset_before_headers=True) if len(seen) < 3 else Reply(text="Done.")
+        requests.append(request)
+        return Reply(reset_before_headers=True) if len(requests) < 3 else Reply(text="Done.")
 
     server.handler = answer
-    ran = await house.run(server)
-    assert [event["attempt"] for event in ran.of("model.started")] == [1, 2, 3]
-    assert ran.one("run.completed")["steps"] == 1
+    run = await harness.run(server)
+    assert [event["attempt"] for event in run.events_of("model.started")] == [1, 2, 3]
+    assert run.event("run.completed")["steps"] == 1
 
 
 # ---- odd answers
 
 
 async def test_model_waiting_notice_every_thirty_seconds(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MODEL_WAITING_S", 0.02)
     server.script = [Reply(text="Done.", delay_s=0.3)]
-    ran = await house.run(server)
-    codes = [notice["code"] for notice in ran.of("notice")]
+    run = await harness.run(server)
+    codes = [notice["code"] for notice in run.events_of("notice")]
     assert codes == ["model_waiting"] * len(codes)
     assert len(codes) > 1
-    assert ran.result["final_response"] == "Done."
+    assert run.result["final_response"] == "Done."
 
 
 @pytest.mark.usefixtures("quick")
-async def test_non_answer_body_is_not_accepted(house: House, server: ModelServer) -> None:
+async def test_non_answer_body_is_not_accepted(harness: Harness, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(raw="<html>Welcome to ZEBRA wifi</html>", as_json=True)]
-    ran = await house.run(server)
-    assert ran.result["failed"] is True
-    assert ran.result["final_response"] == ""
-    assert "ZEBRA" not in json.dumps(ran.result["messages"])
+    run = await harness.run(server)
+    assert run.result["failed"] is True
+    assert run.result["final_response"] == ""
+    assert "ZEBRA" not in json.dumps(run.result["messages"])
 
 
 @each_protocol
-async def test_tool_calls_run_with_any_finish_reason(house: House, server: ModelServer, protocol: Protocol) -> None:
-    house.offer(tool("look"))
+async def test_tool_calls_run_with_any_finish_reason(harness: Harness, server: ModelServer, protocol: Protocol) -> None:
+    harness.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look")], finish="stop"), Reply(text="Done.")]
-    ran = await house.run(server, protocol=protocol)
-    assert len(ran.of("tool.started")) == 1
-    assert ran.result["final_response"] == "Done."
+    run = await harness.run(server, protocol=protocol)
+    assert len(run.events_of("tool.started")) == 1
+    assert run.result["final_response"] == "Done."
 
 
 def chunk(delta: Any, finish: str | None = None) -> str:
@@ -1048,30 +1072,30 @@ def chunk(delta: Any, finish: str | None = None) -> str:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_lone_surrogates_in_stream_are_tolerated(house: House, server: ModelServer) -> None:
+async def test_lone_surrogates_in_stream_are_tolerated(harness: Harness, server: ModelServer) -> None:
     halves = [chunk({"content": half}) for half in ("Hi \ud83d", "\ude42 and \ud83d", " alone")]
     server.script = [Reply(raw="".join(halves) + chunk({}, "stop") + "data: [DONE]\n\n")]
-    ran = await house.run(server, persist=True)
-    assert ran.result["completed"] is True
-    text = ran.result["final_response"]
-    assert text.encode().decode() == ran.text() == text
+    run = await harness.run(server, persist=True)
+    assert run.result["completed"] is True
+    text = run.result["final_response"]
+    assert text.encode().decode() == run.text() == text
     assert text.startswith("Hi ")
     assert text.endswith(" alone")
 
 
-async def test_lone_surrogate_in_message_is_sent(house: House, server: ModelServer) -> None:
+async def test_lone_surrogate_in_message_is_sent(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    ran = await house.run(server, "look: \ud83d!", persist=True)
-    assert ran.result["final_response"] == "Done."
-    assert sent(server.requests[0])[0][1].startswith("look: ")
+    run = await harness.run(server, "look: \ud83d!", persist=True)
+    assert run.result["final_response"] == "Done."
+    assert sent_messages(server.requests[0])[0][1].startswith("look: ")
 
 
-async def test_duplicate_tool_call_ids_over_steps(house: House, server: ModelServer) -> None:
-    house.offer(tool("look"))
+async def test_duplicate_tool_call_ids_over_steps(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look"))
     looks = [Reply(tool_calls=[Call("look", {"a": str(n)}, id="call_0")]) for n in range(2)]
     server.script = [*looks, Reply(text="Done.")]
-    ran = await house.run(server, persist=True)
-    assert ran.tool_results() == [{"echo": {"a": "0"}}, {"echo": {"a": "1"}}]
+    run = await harness.run(server, persist=True)
+    assert run.tool_results() == [{"echo": {"a": "0"}}, {"echo": {"a": "1"}}]
     assert [m["content"] for m in server.requests[2].body["messages"] if m["role"] == "tool"] == [
         '{"echo": {"a": "0"}}',
         '{"echo": {"a": "1"}}',
@@ -1085,16 +1109,16 @@ PICTURE = [
 
 
 async def test_rejected_image_is_described_by_vision_model(
-    make_house: MakeHouse, server: ModelServer, other: ModelServer
+    make_harness: MakeHarness, server: ModelServer, other: ModelServer
 ) -> None:
     spare = {"providers": {"spare": {"base_url": f"{other.url}/v1", "api_key": KEY}}}
     seeing = {"vision": {"provider": "spare", "model": "eyes"}, "title_generation": {"enabled": False}}
-    house = make_house({**spare, "auxiliary": seeing})
+    harness = make_harness({**spare, "auxiliary": seeing})
     refusal = Reply(status=400, error="This model does not support image input.")
     server.handler = lambda r: refusal if "image_url" in json.dumps(r.body["messages"]) else Reply(text="A fox.")
     other.repeat, other.script = True, [Reply(text="A red fox in snow.", continues=False)]
-    ran = await house.run(server, PICTURE)
-    assert ran.result["final_response"] == "A fox."
+    run = await harness.run(server, PICTURE)
+    assert run.result["final_response"] == "A fox."
     assert "A red fox in snow." in json.dumps(server.requests[-1].body)
 
 
@@ -1107,108 +1131,108 @@ IMAGE_REFUSALS = [
 
 
 @each_protocol
-@pytest.mark.parametrize(("status", "words"), IMAGE_REFUSALS)
+@pytest.mark.parametrize(("status", "refusal"), IMAGE_REFUSALS)
 async def test_rejected_image_is_replaced_by_note(
-    house: House, server: ModelServer, protocol: Protocol, status: int, words: str
+    harness: Harness, server: ModelServer, protocol: Protocol, status: int, refusal: str
 ) -> None:
     def answer(request: Request) -> Reply:
-        shown = "iVBORw0KGgo" in json.dumps(request.body) or "image/jpeg" in json.dumps(request.body)
-        return Reply(status=status, error=words) if shown else Reply(text="I see no image.")
+        has_image = "iVBORw0KGgo" in json.dumps(request.body) or "image/jpeg" in json.dumps(request.body)
+        return Reply(status=status, error=refusal) if has_image else Reply(text="I see no image.")
 
     server.handler = answer
-    ran = await house.run(server, PICTURE, protocol=protocol)
-    assert ran.result["final_response"] == "I see no image."
-    (asked,) = [text for role, text in sent(server.requests[-1]) if role == "user"]
-    assert asked.startswith("What is this?") and "refused by the model's provider" in asked
-    (notice,) = ran.of("notice")
+    run = await harness.run(server, PICTURE, protocol=protocol)
+    assert run.result["final_response"] == "I see no image."
+    (text,) = [text for role, text in sent_messages(server.requests[-1]) if role == "user"]
+    assert text.startswith("What is this?") and "refused by the model's provider" in text
+    (notice,) = run.events_of("notice")
     assert (notice["level"], notice["code"]) == ("warn", "image_rejected")
 
 
-async def test_rejected_image_in_history_is_replaced(house: House, server: ModelServer) -> None:
+async def test_rejected_image_in_history_is_replaced(harness: Harness, server: ModelServer) -> None:
     refusal = Reply(status=400, error="Unsupported image.")
     server.handler = lambda r: refusal if "image_url" in json.dumps(r.body["messages"]) else Reply(text="Well.")
     history = [{"role": "user", "content": PICTURE}, {"role": "assistant", "content": "A fox."}]
-    ran = await house.run(server, "Sure?", history=history)
-    assert ran.result["final_response"] == "Well."
+    run = await harness.run(server, "Sure?", history=history)
+    assert run.result["final_response"] == "Well."
 
 
-async def test_rejected_image_without_vision_fails(house: House, server: ModelServer) -> None:
+async def test_rejected_image_without_vision_fails(harness: Harness, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(status=400, error="This model does not support image input.")]
-    ran = await house.run(server, PICTURE)
-    assert_failed(ran, "image_rejected", "provider_rejected_request")
+    run = await harness.run(server, PICTURE)
+    assert_failed(run, "image_rejected", "provider_rejected_request")
 
 
 @pytest.mark.usefixtures("quick")
 async def test_request_timeout_from_environment(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HERMES_API_TIMEOUT", "0.15")
     server.script = [Reply(text="Done.", delay_s=60), Reply(text="Done.", delay_s=60)]
-    ran = await house.run(server, deadline_seconds=2.0)
-    assert ran.of("model.retrying")[0]["failure"] == "timeout"
+    run = await harness.run(server, deadline_seconds=2.0)
+    assert run.events_of("model.retrying")[0]["failure"] == "timeout"
 
 
 @pytest.mark.usefixtures("quick")
 async def test_encoded_forms_of_key_are_redacted(
-    make_house: MakeHouse, server: ModelServer, caplog: pytest.LogCaptureFixture
+    make_harness: MakeHarness, server: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     key = "odd+key/with=signs&0123"
     spelled = [key, quote(key, safe=""), base64.b64encode(key.encode()).decode()]
-    house = make_house(with_keys(server, key))
+    harness = make_harness(with_keys(server, key))
     server.script = [Reply(status=401, error=f"bad key {' or '.join(spelled)}")]
-    ran = await house.run(None, route=TO_P)
-    said = everything_said(ran, [], caplog)
-    assert [form for form in spelled if form.rstrip("=") in said] == []
+    run = await harness.run(None, route=TO_P)
+    text = everything_said(run, [], caplog)
+    assert [form for form in spelled if form.rstrip("=") in text] == []
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    "told",
+    "reply",
     [Reply(status=500, error="sk-" * 100_000), Reply(error_event={"message": "sk-" * 100_000})],
     ids=["500", "in the stream"],
 )
 async def test_redaction_of_provider_error_is_bounded(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, told: Reply
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, reply: Reply
 ) -> None:
     redact, lengths = Secrets.redact, list[int]()
 
-    def counted(secrets: Secrets, text: str) -> str:
+    def record_length(secrets: Secrets, text: str) -> str:
         lengths.append(len(text))
         return redact(secrets, text)
 
-    monkeypatch.setattr(Secrets, "redact", counted)
-    server.script = [told] * 20
-    ran = await house.run(server)
-    assert ran.final["type"] == "run.failed" and "sk-sk-" in ran.result["error"]
+    monkeypatch.setattr(Secrets, "redact", record_length)
+    server.script = [reply] * 20
+    run = await harness.run(server)
+    assert run.final["type"] == "run.failed" and "sk-sk-" in run.result["error"]
     assert 500 < max(lengths) <= REDACTED_AT_ONCE_CHARS_MAX
 
 
-async def test_incomplete_key_prefix_in_text_is_not_lost(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house(with_keys(server, ODD_KEY))
+async def test_incomplete_key_prefix_in_text_is_not_lost(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness(with_keys(server, ODD_KEY))
     text = f"It begins with {ODD_KEY[:12]}"
     server.script = [Reply(text=[text[:20], text[20:]])]
-    ran = await house.run(None, route=TO_P)
-    assert ran.result["final_response"] == ran.text() == text
+    run = await harness.run(None, route=TO_P)
+    assert run.result["final_response"] == run.text() == text
 
 
-async def test_deadline_while_waiting_for_session_asks_no_model(house: House, server: ModelServer) -> None:
+async def test_deadline_while_waiting_for_session_asks_no_model(harness: Harness, server: ModelServer) -> None:
     server.handler = lambda r: Reply(text="Done.", delay_s=0.3)
-    running = await house.begin(house.spec(server, persist=True, session_id="s"))
-    late = house.spec(server, persist=True, session_id="s", deadline_seconds=0.1)
-    await house.engine.submit(late)
-    events = [event.as_dict() async for event in house.engine.subscribe(late.run_id)]
+    running = await harness.begin(harness.spec(server, persist=True, session_id="s"))
+    late = harness.spec(server, persist=True, session_id="s", deadline_seconds=0.1)
+    await harness.engine.submit(late)
+    events = [event.as_dict() async for event in harness.engine.subscribe(late.run_id)]
     assert (events[-1]["type"], events[-1]["failure"]) == ("run.failed", "deadline")
     await running.end()
     assert len(server.requests) == 1
 
 
 async def test_stream_cut_while_key_prefix_is_held_back_loses_nothing(
-    make_house: MakeHouse, server: ModelServer
+    make_harness: MakeHarness, server: ModelServer
 ) -> None:
-    house = make_house(with_keys(server, ODD_KEY))
+    harness = make_harness(with_keys(server, ODD_KEY))
     text = ["It begins with plain", ".value.", "of the house"]
     server.handler = scripted(cut_after("of the", Reply(text=text)), Reply(text=text))
-    ran = await house.run(None, route=TO_P)
-    assert ran.text() == "".join(text)
-    assert ran.result["messages"][-1]["content"] == "".join(text)
+    run = await harness.run(None, route=TO_P)
+    assert run.text() == "".join(text)
+    assert run.result["messages"][-1]["content"] == "".join(text)

@@ -131,15 +131,15 @@ def two(text: str) -> list[list[str]]:
 @pytest.mark.parametrize(("text", "visible"), UNUSABLE)
 def test_invalid_leaked_call_is_removed_from_text(text: str, visible: str) -> None:
     for pieces in all_cuts(text):
-        shown, calls, assembler = read(pieces)
-        assert (shown, calls, assembler.call_missing) == (visible, [], True), pieces
+        shown_text, calls, assembler = read(pieces)
+        assert (shown_text, calls, assembler.call_missing) == (visible, [], True), pieces
 
 
 @pytest.mark.parametrize("text", PROSE)
 def test_text_mentioning_a_call_is_kept(text: str) -> None:
     for pieces in [[text], cut(text, range(1, len(text))), *two(text)]:
-        shown, calls, assembler = read(pieces)
-        assert (shown, calls, assembler.call_missing) == (text, [], False), pieces
+        shown_text, calls, assembler = read(pieces)
+        assert (shown_text, calls, assembler.call_missing) == (text, [], False), pieces
 
 
 def test_leaked_calls_are_ignored_when_not_accepted() -> None:
@@ -152,8 +152,8 @@ def test_leaked_calls_are_ignored_when_not_accepted() -> None:
 
 def test_leaked_duplicate_of_proper_call_runs_once() -> None:
     text = '<tool_call>{"name":"f","arguments":{"a": 1}}</tool_call><tool_call>{"name":"g"}</tool_call>'
-    shown, calls, _ = read([text], ToolDelta(0, "c1", "f", '{"a":1}'))
-    assert (shown, sorted(calls, key=str)) == ("", [A1, ("g", {})])
+    shown_text, calls, _ = read([text], ToolDelta(0, "c1", "f", '{"a":1}'))
+    assert (shown_text, sorted(calls, key=str)) == ("", [A1, ("g", {})])
 
 
 def test_arguments_of_proper_call_do_not_mix_with_leaked_call() -> None:
@@ -177,8 +177,8 @@ def test_leaked_call_in_continued_code_block_is_text() -> None:
 
 def test_endless_leaked_call_becomes_text() -> None:
     text = '<tool_call>{"name": "' + "x" * (LEAKED_CALL_CHARS_MAX + 1)
-    shown, calls, _ = read([text[at : at + 50_000] for at in range(0, len(text), 50_000)])
-    assert (shown, calls) == (text, [])
+    shown_text, calls, _ = read([text[at : at + 50_000] for at in range(0, len(text), 50_000)])
+    assert (shown_text, calls) == (text, [])
 
 
 _words = (
@@ -196,12 +196,12 @@ def test_leaked_call_chunking_does_not_change_result(text: str, data: st.DataObj
 @given(st.text(alphabet="ab <>/|`[]={}\n_", max_size=60))
 def test_other_text_is_not_held_back_for_leaked_calls(text: str) -> None:
     markup = InlineMarkup(calls=True)
-    shown = ""
+    delivered = ""
     for char in text:
-        shown += "".join(piece for _, piece in markup.feed(char))
-        assert text.startswith(shown)
-    assert text[len(shown) :] == "".join(piece for _, piece in markup.finish())
-    assert len(text) - len(shown) <= LEAKED_CALL_HEAD_CHARS_MAX
+        delivered += "".join(piece for _, piece in markup.feed(char))
+        assert text.startswith(delivered)
+    assert text[len(delivered) :] == "".join(piece for _, piece in markup.finish())
+    assert len(text) - len(delivered) <= LEAKED_CALL_HEAD_CHARS_MAX
 
 
 def test_plain_text_bypasses_leaked_call_parser() -> None:

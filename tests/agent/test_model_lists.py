@@ -23,12 +23,12 @@ class Listing:
     """A provider that lists its models and answers one question."""
 
     def __init__(self, body: Any, status: int = 200) -> None:
-        self.body, self.status, self.asked = body, status, list[web.Request]()
+        self.body, self.status, self.requests = body, status, list[web.Request]()
         self.prompts = list[str]()
         self.url = ""
 
     async def models(self, request: web.Request) -> web.Response:
-        self.asked.append(request)
+        self.requests.append(request)
         return web.Response(status=self.status, text=json.dumps(self.body), content_type="application/json")
 
     async def chat(self, request: web.Request) -> web.Response:
@@ -59,7 +59,7 @@ async def settled(app: App) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "found"),
+    ("body", "expected"),
     [
         (MODELS, {"m": 70_000, "small": 5000}),
         ({"data": [{"id": "m", "context_length": "many"}, {"id": 5, "context_length": 1}, "x"]}, {}),
@@ -69,8 +69,8 @@ async def settled(app: App) -> None:
         ({"data": None}, {}),
     ],
 )
-def test_windows_are_parsed_from_any_model_list(body: Any, found: dict[str, int]) -> None:
-    assert windows(body) == found
+def test_windows_are_parsed_from_any_model_list(body: Any, expected: dict[str, int]) -> None:
+    assert windows(body) == expected
 
 
 async def test_model_window_is_known_from_second_turn(listing: Listing, tmp_path: Path) -> None:
@@ -78,13 +78,13 @@ async def test_model_window_is_known_from_second_turn(listing: Listing, tmp_path
         result, _ = await turn(app, listing.url, "chat_completions", "one")
         assert result["completed"]
         await settled(app)
-        kept = json.loads((tmp_path / "cache" / "models.json").read_text())
-        assert kept[f"{listing.url}/v1"]["windows"] == {"m": 70_000, "small": 5000}
+        cached = json.loads((tmp_path / "cache" / "models.json").read_text())
+        assert cached[f"{listing.url}/v1"]["windows"] == {"m": 70_000, "small": 5000}
         assert (tmp_path / "cache" / "models.json").stat().st_mode & 0o777 == 0o600
         await turn(app, listing.url, "chat_completions", "two")
         await settled(app)
-    assert len(listing.asked) == 1
-    assert listing.asked[0].headers["Authorization"] == "Bearer key-12345678"
+    assert len(listing.requests) == 1
+    assert listing.requests[0].headers["Authorization"] == "Bearer key-12345678"
 
 
 async def test_small_listed_window_uses_lean_prompt(listing: Listing, tmp_path: Path) -> None:
@@ -98,24 +98,24 @@ async def test_small_listed_window_uses_lean_prompt(listing: Listing, tmp_path: 
 
 
 async def test_model_list_is_cached_for_a_day_over_restarts(listing: Listing, tmp_path: Path) -> None:
-    for age_s, asked in ((3600.0, 0), (90_000.0, 1)):
-        kept = {f"{listing.url}/v1": {"fetched_at": time.time() - age_s, "windows": {"m": 9999}}}
+    for age_s, request_count in ((3600.0, 0), (90_000.0, 1)):
+        cached = {f"{listing.url}/v1": {"fetched_at": time.time() - age_s, "windows": {"m": 9999}}}
         (tmp_path / "cache").mkdir(exist_ok=True)
-        (tmp_path / "cache" / "models.json").write_text(json.dumps(kept))
+        (tmp_path / "cache" / "models.json").write_text(json.dumps(cached))
         async with running_app(tmp_path) as app:
             await turn(app, listing.url, "chat_completions", "one")
             await settled(app)
-        assert len(listing.asked) == asked
+        assert len(listing.requests) == request_count
 
 
-@pytest.mark.parametrize("kept", ["", "[]", '{"x": 5}', '{"x": {"fetched_at": "y", "windows": {}}}'])
-async def test_damaged_model_list_cache_is_refetched(listing: Listing, kept: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cached", ["", "[]", '{"x": 5}', '{"x": {"fetched_at": "y", "windows": {}}}'])
+async def test_damaged_model_list_cache_is_refetched(listing: Listing, cached: str, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "models.json").write_text(kept)
+    (tmp_path / "cache" / "models.json").write_text(cached)
     async with running_app(tmp_path) as app:
         await turn(app, listing.url, "chat_completions", "one")
         await settled(app)
-    assert len(listing.asked) == 1
+    assert len(listing.requests) == 1
 
 
 @pytest.mark.parametrize(("status", "body"), [(404, {}), (500, "no"), (200, "no list")])
@@ -128,4 +128,4 @@ async def test_provider_without_model_list_is_tolerated(
             result, _ = await turn(app, listing.url, "chat_completions", question)
             assert result["completed"]
             await settled(app)
-    assert len(listing.asked) == 1
+    assert len(listing.requests) == 1

@@ -17,8 +17,8 @@ from hermes.core.spec import RouteChoice
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 from support.wire import body_bytes
 
-from .conftest import MakeHouse
-from .house import KEY, MODES, PROTOCOLS, QUIET, House, Json, cut_after, nothing_left, scripted, sent, tool
+from .conftest import MakeHarness
+from .harness import KEY, MODES, PROTOCOLS, QUIET, Harness, Json, cut_after, nothing_left, scripted, sent_messages, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 SESSION = "the-session"
@@ -45,7 +45,7 @@ def body_of(request: Request) -> str:
 # ---- keys
 
 
-async def test_concurrent_runs_rotate_rate_limited_key_once(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_concurrent_runs_rotate_rate_limited_key_once(make_harness: MakeHarness, server: ModelServer) -> None:
     first, second = "sk-test-AAAAAAAAAAAA", "sk-test-BBBBBBBBBBBB"
     both = asyncio.Barrier(2)
 
@@ -57,38 +57,42 @@ async def test_concurrent_runs_rotate_rate_limited_key_once(make_house: MakeHous
         return Reply(status=429, error="slow down")
 
     server.handler = answer
-    house = make_house(provider(server.url, keys=[first, second]) | {"agent": {"api_max_retries": 0}})
-    runs = await asyncio.gather(*(house.run(None, route=TO_P) for _ in range(2)))
-    assert [ran.result["final_response"] for ran in runs] == ["Fine."] * 2
+    harness = make_harness(provider(server.url, keys=[first, second]) | {"agent": {"api_max_retries": 0}})
+    runs = await asyncio.gather(*(harness.run(None, route=TO_P) for _ in range(2)))
+    assert [run.result["final_response"] for run in runs] == ["Fine."] * 2
     assert [request.key for request in server.requests] == [first, first, second, second]
 
 
 # ---- fallbacks
 
 
-async def test_fallback_uses_own_output_limit(house: House, server: ModelServer, other: ModelServer) -> None:
-    house.offer(tool("look"))
+async def test_fallback_uses_own_output_limit(harness: Harness, server: ModelServer, other: ModelServer) -> None:
+    harness.offer(tool("look"))
     cut = Reply(tool_calls=[Call("look", '{"a": "xx')], finish="length")
     server.script, other.script = [cut, Reply(status=403, error="no")], [Reply(text="Done.")]
-    ran = await house.run(server, model="claude-sonnet-4-6", fallbacks=(spare(other, max_tokens=500),))
-    assert ran.actions() == ["raise_output", "fallback"]
+    run = await harness.run(server, model="claude-sonnet-4-6", fallbacks=(spare(other, max_tokens=500),))
+    assert run.actions() == ["raise_output", "fallback"]
     assert server.requests[1].body["max_tokens"] != 500
     assert other.requests[0].body["max_tokens"] == 500
 
 
-async def test_fallback_without_output_limit_sends_none(house: House, server: ModelServer, other: ModelServer) -> None:
-    house.offer(tool("look"))
+async def test_fallback_without_output_limit_sends_none(
+    harness: Harness, server: ModelServer, other: ModelServer
+) -> None:
+    harness.offer(tool("look"))
     cut = Reply(tool_calls=[Call("look", '{"a": "xx')], finish="length")
     server.script, other.script = [cut, Reply(status=403, error="no")], [Reply(text="Done.")]
-    await house.run(server, model="claude-sonnet-4-6", fallbacks=(spare(other),))
+    await harness.run(server, model="claude-sonnet-4-6", fallbacks=(spare(other),))
     assert {"max_tokens", "max_completion_tokens"}.isdisjoint(other.requests[0].body)
 
 
-async def test_fallback_streams_although_primary_did_not(house: House, server: ModelServer, other: ModelServer) -> None:
+async def test_fallback_streams_although_primary_did_not(
+    harness: Harness, server: ModelServer, other: ModelServer
+) -> None:
     server.script = [Reply(refuse_stream=True), Reply(status=403, error="no")]
     other.script = [Reply(text="Done.")]
-    ran = await house.run(server, fallbacks=(spare(other),))
-    assert ran.actions() == ["unstream", "fallback"]
+    run = await harness.run(server, fallbacks=(spare(other),))
+    assert run.actions() == ["unstream", "fallback"]
     assert [request.stream for request in (*server.requests, *other.requests)] == [True, False, True]
 
 
@@ -97,17 +101,17 @@ async def test_fallback_streams_although_primary_did_not(house: House, server: M
 
 @each_protocol
 async def test_answer_ends_with_last_event_on_open_connection(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
     def hold(request: Request) -> Reply:
         reply = Reply(text="Done.")
         return replace(reply, stall_at=len(body_bytes(protocol, reply, request.body)))
 
     server.handler = hold
-    running = await house.begin(house.spec(server, protocol=protocol))
-    ran = await running.end(timeout=2)
-    assert (ran.result["final_response"], ran.result["completed"]) == ("Done.", True)
-    assert (ran.result["input_tokens"], ran.result["output_tokens"]) == (10, 5)
+    running = await harness.begin(harness.spec(server, protocol=protocol))
+    run = await running.end(timeout=2)
+    assert (run.result["final_response"], run.result["completed"]) == ("Done.", True)
+    assert (run.result["input_tokens"], run.result["output_tokens"]) == (10, 5)
     await nothing_left(server)
 
 
@@ -147,17 +151,17 @@ PINGS = {
 
 @each_protocol
 async def test_ping_events_extend_idle_timeout_threefold(
-    make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch, protocol: str
+    make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     monkeypatch.setenv("HERMES_STREAM_RETRIES", "0")
     async with pinging(PINGS[protocol]) as url:
         settings = provider(url, protocol, stale_timeout_seconds=0.15)
-        house = make_house(settings | {"agent": {"api_max_retries": 0}})
-        running = await house.begin(house.spec(None, route=TO_P))
-        ran = await running.end(timeout=3)
-        assert ran.result["failure"] == "stale"
-        began, ended = ran.one("model.started")["ts"], ran.final["ts"]
-        assert 0.15 < ended - began < 1.5
+        harness = make_harness(settings | {"agent": {"api_max_retries": 0}})
+        running = await harness.begin(harness.spec(None, route=TO_P))
+        run = await running.end(timeout=3)
+        assert run.result["failure"] == "stale"
+        started_at, ended = run.event("model.started")["ts"], run.final["ts"]
+        assert 0.15 < ended - started_at < 1.5
 
 
 # ---- looking names up
@@ -181,22 +185,22 @@ def hanging_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("hanging_names")
 @pytest.mark.parametrize("host", ["127.0.0.1", "here.test"])
-async def test_hanging_dns_lookups_do_not_delay_other_runs(house: House, server: ModelServer, host: str) -> None:
-    stuck = [await house.begin(house.spec(f"http://h{n}.hangs")) for n in range(6)]
+async def test_hanging_dns_lookups_do_not_delay_other_runs(harness: Harness, server: ModelServer, host: str) -> None:
+    stuck = [await harness.begin(harness.spec(f"http://h{n}.hangs")) for n in range(6)]
     await asyncio.sleep(0.1)
     server.script = [Reply(text="Done.")]
-    running = await house.begin(house.spec(server.url.replace("127.0.0.1", host)))
+    running = await harness.begin(harness.spec(server.url.replace("127.0.0.1", host)))
     assert (await running.end(timeout=2)).result["final_response"] == "Done."
     for run in stuck:
         await run.control("interrupt")
 
 
 @pytest.mark.usefixtures("hanging_names")
-async def test_hanging_dns_lookups_do_not_delay_interrupts(house: House, server: ModelServer) -> None:
-    stuck = [await house.begin(house.spec(f"http://h{n}.hangs")) for n in range(6)]
+async def test_hanging_dns_lookups_do_not_delay_interrupts(harness: Harness, server: ModelServer) -> None:
+    stuck = [await harness.begin(harness.spec(f"http://h{n}.hangs")) for n in range(6)]
     await asyncio.sleep(0.1)
     server.script = [Reply(text="Done.", delay_s=60)]
-    waiting = await house.begin(house.spec(server))
+    waiting = await harness.begin(harness.spec(server))
     for run in (waiting, *stuck):
         assert await run.control("interrupt") == "applied"
     for run in (waiting, *stuck):
@@ -206,23 +210,23 @@ async def test_hanging_dns_lookups_do_not_delay_interrupts(house: House, server:
 # ---- helpers that are not configured well
 
 
-async def test_compaction_with_unknown_auxiliary_provider(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_compaction_with_unknown_auxiliary_provider(make_harness: MakeHarness, server: ModelServer) -> None:
     auxiliary = {**QUIET["auxiliary"], "compression": {"provider": "nonesuch", "model": "z"}}
-    house = make_house({"model": {"default": "m", "context_length": 6000}, "auxiliary": auxiliary})
+    harness = make_harness({"model": {"default": "m", "context_length": 6000}, "auxiliary": auxiliary})
     server.handler = lambda _: Reply(text="Done.", continues=False)
     history = [{"role": role, "content": f"{n} " + "word " * 300} for n in range(12) for role in ("user", "assistant")]
-    ran = await house.run(server, history=history)
-    assert ran.result["final_response"] == "Done."
-    assert ran.of("context.compacted")
+    run = await harness.run(server, history=history)
+    assert run.result["final_response"] == "Done."
+    assert run.events_of("context.compacted")
 
 
-async def test_title_with_unknown_auxiliary_provider(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house({"auxiliary": {"title_generation": {"provider": "nonesuch", "model": "z"}}})
+async def test_title_with_unknown_auxiliary_provider(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness({"auxiliary": {"title_generation": {"provider": "nonesuch", "model": "z"}}})
     server.handler = lambda _: Reply(text="Done.", continues=False)
-    ran = await house.run(server, "Where is the tea?", persist=True, session_id=SESSION, kind="session")
-    assert ran.result["completed"] is True
+    run = await harness.run(server, "Where is the tea?", persist=True, session_id=SESSION, kind="session")
+    assert run.result["completed"] is True
     await nothing_left(server)
-    session = await house.app.store.sessions.get_session(SESSION)
+    session = await harness.app.store.sessions.get_session(SESSION)
     assert session is not None
     assert session["title"]
 
@@ -230,17 +234,17 @@ async def test_title_with_unknown_auxiliary_provider(make_house: MakeHouse, serv
 # ---- what is counted
 
 
-async def test_usage_of_all_continuations_is_counted(house: House, server: ModelServer) -> None:
-    told = [("one ", "length", 100, 50), ("two ", "length", 150, 40), ("three", "stop", 200, 10)]
+async def test_usage_of_all_continuations_is_counted(harness: Harness, server: ModelServer) -> None:
+    parts = [("one ", "length", 100, 50), ("two ", "length", 150, 40), ("three", "stop", 200, 10)]
     server.script = [
-        Reply(text=text, finish=finish, usage={"input": given, "output": made}, continues=False)
-        for text, finish, given, made in told
+        Reply(text=text, finish=finish, usage={"input": prompt_tokens, "output": output}, continues=False)
+        for text, finish, prompt_tokens, output in parts
     ]
-    ran = await house.run(server, persist=True, session_id=SESSION)
-    assert ran.result["final_response"] == "one two three"
-    assert (ran.result["input_tokens"], ran.result["output_tokens"]) == (450, 100)
-    assert sum(event["input_tokens"] for event in ran.of("usage")) == 450
-    session = await house.app.store.sessions.get_session(SESSION)
+    run = await harness.run(server, persist=True, session_id=SESSION)
+    assert run.result["final_response"] == "one two three"
+    assert (run.result["input_tokens"], run.result["output_tokens"]) == (450, 100)
+    assert sum(event["input_tokens"] for event in run.events_of("usage")) == 450
+    session = await harness.app.store.sessions.get_session(SESSION)
     assert session is not None
     assert (session["input_tokens"], session["output_tokens"]) == (450, 100)
 
@@ -252,69 +256,69 @@ async def test_usage_of_all_continuations_is_counted(house: House, server: Model
     ids=["never answered", "reasoning alone", "answered at last"],
 )
 async def test_usage_of_empty_answers_is_counted(
-    house: House, server: ModelServer, thought: str, answer: str, completed: bool
+    harness: Harness, server: ModelServer, thought: str, answer: str, completed: bool
 ) -> None:
     empty = Reply(reasoning=thought, usage={"input": 100, "output": 500}, continues=False)
     server.script = [empty, empty, empty, replace(empty, text=answer)]
-    ran = await house.run(server)
-    assert ran.result["completed"] is completed
-    assert (ran.result["input_tokens"], ran.result["output_tokens"]) == (400, 2000)
-    assert ran.final["usage"]["total_tokens"] == 2400
+    run = await harness.run(server)
+    assert run.result["completed"] is completed
+    assert (run.result["input_tokens"], run.result["output_tokens"]) == (400, 2000)
+    assert run.final["usage"]["total_tokens"] == 2400
 
 
-async def test_usage_of_abandoned_answer_is_counted_once(house: House, server: ModelServer) -> None:
+async def test_usage_of_abandoned_answer_is_counted_once(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Once", finish="content_filter", usage={"input": 100, "output": 50})]
-    ran = await house.run(server)
-    assert ran.result["final_response"] == "Once"
-    assert (ran.result["input_tokens"], ran.result["output_tokens"]) == (100, 50)
-    assert len(ran.of("usage")) == 1
+    run = await harness.run(server)
+    assert run.result["final_response"] == "Once"
+    assert (run.result["input_tokens"], run.result["output_tokens"]) == (100, 50)
+    assert len(run.events_of("usage")) == 1
 
 
 # ---- calls that were not asked for
 
 
-async def test_tool_calls_in_max_iterations_summary_are_dropped(house: House, server: ModelServer) -> None:
-    made: list[Json] = []
+async def test_tool_calls_in_max_iterations_summary_are_dropped(harness: Harness, server: ModelServer) -> None:
+    items: list[Json] = []
 
     async def look(_: Any, args: Json) -> Json:
-        made.append(args)
+        items.append(args)
         return {}
 
-    house.offer(tool("look", look))
+    harness.offer(tool("look", look))
     server.script = [
         Reply(tool_calls=[Call("look", id="c1")]),
         Reply(text="So far so good.", tool_calls=[Call("look", {"a": "more"}, id="c2")]),
         Reply(text="Done."),
     ]
-    ran = await house.run(server, max_iterations=1, persist=True, session_id=SESSION)
-    assert (ran.result["failure"], ran.result["final_response"]) == ("max_iterations", "So far so good.")
-    assert made == [{}]
-    assert ran.of("message.completed")[-1]["tool_calls"] == []
-    assert (await house.rows(SESSION))[-1].tool_calls in (None, [])
-    assert ran.result["messages"][-1].get("tool_calls") in (None, [])
-    await house.run(server, "go on", persist=True, session_id=SESSION)
+    run = await harness.run(server, max_iterations=1, persist=True, session_id=SESSION)
+    assert (run.result["failure"], run.result["final_response"]) == ("max_iterations", "So far so good.")
+    assert items == [{}]
+    assert run.events_of("message.completed")[-1]["tool_calls"] == []
+    assert (await harness.rows(SESSION))[-1].tool_calls in (None, [])
+    assert run.result["messages"][-1].get("tool_calls") in (None, [])
+    await harness.run(server, "go on", persist=True, session_id=SESSION)
     assert "c2" not in body_of(server.requests[-1])
 
 
 @each_protocol
 async def test_tool_calls_after_tool_limit_are_not_executed(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
-    made: list[Json] = []
+    items: list[Json] = []
 
     async def look(_: Any, args: Json) -> Json:
-        made.append(args)
+        items.append(args)
         return {}
 
-    house.offer(tool("look", look))
+    harness.offer(tool("look", look))
     server.script = [
         Reply(tool_calls=[Call("look", {"a": "1"})]),
         Reply(tool_calls=[Call("look", {"a": "2"})]),
         Reply(text="Done."),
     ]
-    ran = await house.run(server, protocol=protocol, max_tool_calls=1)
-    assert made == [{"a": "1"}]
-    assert (ran.result["completed"], ran.result["final_response"]) == (True, "Done.")
+    run = await harness.run(server, protocol=protocol, max_tool_calls=1)
+    assert items == [{"a": "1"}]
+    assert (run.result["completed"], run.result["final_response"]) == (True, "Done.")
     assert [bool(request.body.get("tools")) for request in server.requests] == [True, False, False]
 
 
@@ -323,11 +327,11 @@ async def test_tool_calls_after_tool_limit_are_not_executed(
 POISON = "POISON " + "word " * 300
 
 
-async def talk(house: House, server: ModelServer, turns: int = 5) -> None:
+async def add_turns(harness: Harness, server: ModelServer, turns: int = 5) -> None:
     """Turns that nearly fill the window."""
     server.handler = lambda _: Reply(text="answer " * 150, continues=False)
     for number in range(turns):
-        await house.run(server, f"q{number} " + "word " * 250, persist=True, session_id=SESSION)
+        await harness.run(server, f"q{number} " + "word " * 250, persist=True, session_id=SESSION)
 
 
 def refusing(reply: Reply) -> Any:
@@ -345,34 +349,34 @@ TOO_LONG = Reply(status=400, error={"message": "too long", "code": "context_leng
     ids=["compacted before", "compacted because of it"],
 )
 async def test_faulty_message_is_replaced_by_note_after_compaction(
-    make_house: MakeHouse, server: ModelServer, refusal: Reply, failure: str
+    make_harness: MakeHarness, server: ModelServer, refusal: Reply, failure: str
 ) -> None:
-    house = make_house({"model": {"default": "m", "context_length": 6000}})
-    await talk(house, server)
+    harness = make_harness({"model": {"default": "m", "context_length": 6000}})
+    await add_turns(harness, server)
     server.handler = refusing(refusal)
-    ran = await house.run(server, POISON, persist=True, session_id=SESSION)
-    assert ran.result["failure"] == failure
-    assert ran.of("context.compacted")
+    run = await harness.run(server, POISON, persist=True, session_id=SESSION)
+    assert run.result["failure"] == failure
+    assert run.events_of("context.compacted")
     server.handler = lambda _: Reply(text="Fine.", continues=False)
-    ran = await house.run(server, "next", persist=True, session_id=SESSION)
-    assert ran.result["completed"] is True
+    run = await harness.run(server, "next", persist=True, session_id=SESSION)
+    assert run.result["completed"] is True
     assert "POISON" not in body_of(server.requests[-1])
 
 
 @pytest.mark.parametrize("status", [400, 413])
 async def test_faulty_message_is_replaced_by_note_in_unpersisted_run(
-    house: House, server: ModelServer, status: int
+    harness: Harness, server: ModelServer, status: int
 ) -> None:
     server.script = [Reply(status=status, error="nonsense")] * 4
     history = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
-    ran = await house.run(server, "POISON", history=history)
-    assert [message["role"] for message in ran.result["messages"]] == ["user", "assistant"] * 2
+    run = await harness.run(server, "POISON", history=history)
+    assert [message["role"] for message in run.result["messages"]] == ["user", "assistant"] * 2
     server.script = [Reply(text="Fine.")]
-    await house.run(server, "next", history=ran.result["messages"])
-    asked = sent(server.requests[-1])
+    await harness.run(server, "next", history=run.result["messages"])
+    messages = sent_messages(server.requests[-1])
     assert "POISON" not in body_of(server.requests[-1])
-    assert (asked[0], asked[-1]) == (("user", "before"), ("user", "next"))
-    assert [role for role, _ in asked] == ["user", "assistant", "user", "assistant", "user"]
+    assert (messages[0], messages[-1]) == (("user", "before"), ("user", "next"))
+    assert [role for role, _ in messages] == ["user", "assistant", "user", "assistant", "user"]
 
 
 # ---- text that looks like a secret
@@ -381,14 +385,14 @@ async def test_faulty_message_is_replaced_by_note_in_unpersisted_run(
 @each_protocol
 @pytest.mark.parametrize("text", [f"It begins with {KEY[:8]}", KEY[:8], f"{KEY[:-1]}"], ids=["tail", "all", "nearly"])
 async def test_answer_ending_in_key_prefix_is_delivered_whole(
-    house: House, server: ModelServer, protocol: Protocol, text: str
+    harness: Harness, server: ModelServer, protocol: Protocol, text: str
 ) -> None:
     server.repeat, server.script = True, [Reply(text=text, continues=False)]
-    ran = await house.run(server, protocol=protocol, persist=True, session_id=SESSION)
-    assert ran.actions() == []
-    assert ran.result["completed"] is True
-    row = (await house.rows(SESSION))[-1]
-    assert [ran.result["final_response"], row.content, ran.text()] == [text] * 3
+    run = await harness.run(server, protocol=protocol, persist=True, session_id=SESSION)
+    assert run.actions() == []
+    assert run.result["completed"] is True
+    row = (await harness.rows(SESSION))[-1]
+    assert [run.result["final_response"], row.content, run.text()] == [text] * 3
 
 
 # ---- going on
@@ -396,12 +400,12 @@ async def test_answer_ending_in_key_prefix_is_delivered_whole(
 
 @pytest.mark.parametrize("white", ["\n", "\n\n", "  \n"], ids=repr)
 async def test_whitespace_between_continuations_is_kept_with_prefill(
-    house: House, server: ModelServer, white: str
+    harness: Harness, server: ModelServer, white: str
 ) -> None:
     whole = Reply(text=[f"List:{white}", f"{white}- one"], continues=False)
     # Cut in the middle of the second piece, which is lost with it.
     server.handler = scripted(cut_after("- o", whole), Reply(text=f"{white}- one", continues=False))
-    ran = await house.run(server, model="claude-sonnet-4-5")
-    assert ran.actions() == ["continue"]
-    assert sent(server.requests[1])[-1] == ("assistant", f"List:{white}")
-    assert ran.result["final_response"] == ran.text() == f"List:{white}{white}- one"
+    run = await harness.run(server, model="claude-sonnet-4-5")
+    assert run.actions() == ["continue"]
+    assert sent_messages(server.requests[1])[-1] == ("assistant", f"List:{white}")
+    assert run.result["final_response"] == run.text() == f"List:{white}{white}- one"

@@ -75,14 +75,14 @@ def test_soul_replaces_builtin_identity() -> None:
     assert text.startswith("You are Ada.") and "You are Hermes" not in text
 
 
-@pytest.mark.parametrize(("surface", "words"), [("cli", "terminal"), ("cron", "unattended"), ("subagent", "agent")])
-def test_prompt_has_surface_hint(surface: str, words: str) -> None:
-    assert words in with_(surface=surface)
+@pytest.mark.parametrize(("surface", "hint"), [("cli", "terminal"), ("cron", "unattended"), ("subagent", "agent")])
+def test_prompt_has_surface_hint(surface: str, hint: str) -> None:
+    assert hint in with_(surface=surface)
 
 
 def test_prompt_environment_section() -> None:
     text = build(FULL)
-    assert all(words in text for words in ("Linux", "/work", "bubblewrap", "git, python3"))
+    assert all(part in text for part in ("Linux", "/work", "bubblewrap", "git, python3"))
     assert "Working folder" not in with_(environment=Environment())
 
 
@@ -93,8 +93,8 @@ def test_skills_index_is_bounded_and_counts_omitted() -> None:
     skills = tuple((f"skill-{i:03}", "What it does, in one line of text.") for i in range(300))
     text = with_(skills=skills)
     index = next(part for part in text.split("\n\n") if part.startswith("Skills:"))
-    shown = index.count("- skill-")
-    assert 0 < shown < 300 and f"{300 - shown} more" in index
+    listed_count = index.count("- skill-")
+    assert 0 < listed_count < 300 and f"{300 - listed_count} more" in index
     assert len(index) <= 4_000
 
 
@@ -118,10 +118,10 @@ def test_small_window_gets_lean_prompt() -> None:
     assert len(lean) < 600 < len(full)
     assert lean.startswith("You are Hermes") and "Tools: clarify, memory, todo." in lean
     assert "Working folder: /work" in lean and "Answer in Dutch." in lean
-    assert all(words not in lean for words in ("Skills:", "Use tabs.", "What you remember", "Finish the job"))
+    assert all(part not in lean for part in ("Skills:", "Use tabs.", "What you remember", "Finish the job"))
 
 
-def test_embedded_model_is_told_what_differs_only() -> None:
+def test_embedded_model_prompt_has_only_what_differs() -> None:
     text = with_(
         embedded=True,
         date="Monday, 2026-01-05",
@@ -163,8 +163,8 @@ def test_prompt_digest_changes_with_inputs(changes: dict[str, Any], rebuilds: bo
 
 
 def test_prompt_digest_distinguishes_adjacent_fields() -> None:
-    one, two = replace(FULL, soul="a", instructions=""), replace(FULL, soul="", instructions="a")
-    assert one.digest() != two.digest()
+    first, two = replace(FULL, soul="a", instructions=""), replace(FULL, soul="", instructions="a")
+    assert first.digest() != two.digest()
 
 
 # ---- words from outside

@@ -13,7 +13,7 @@ import pytest
 from hermes.guards.secrets import MARK
 from support.model_server import Call, ModelServer, Protocol, Reply
 
-from .house import KEY, PROTOCOLS, House, Json, Ran, Running, tool
+from .harness import KEY, PROTOCOLS, CompletedRun, Harness, Json, Running, tool
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 
@@ -36,12 +36,12 @@ class Talking:
 
 
 @pytest.fixture
-def talking(house: House, server: ModelServer) -> Iterator[Talking]:
-    made = Talking()
-    house.offer(tool("talk", made.run))
+def talking(harness: Harness, server: ModelServer) -> Iterator[Talking]:
+    tool_calls = Talking()
+    harness.offer(tool("talk", tool_calls.run))
     server.script = [Reply(tool_calls=[Call("talk")]), Reply(text="Done.")]
-    yield made
-    made.go.set()
+    yield tool_calls
+    tool_calls.go.set()
 
 
 def outputs(events: list[Json]) -> list[tuple[str, int, str]]:
@@ -49,57 +49,57 @@ def outputs(events: list[Json]) -> list[tuple[str, int, str]]:
 
 
 async def test_blocking_tool_output_is_streamed_with_labels(
-    house: House, server: ModelServer, talking: Talking
+    harness: Harness, server: ModelServer, talking: Talking
 ) -> None:
-    running = await house.begin(house.spec(server))
+    running = await harness.begin(harness.spec(server))
     await running.until(lambda events: len(outputs(events)) == 2, timeout=2)
     talking.go.set()
-    ran = await running.end()
-    assert outputs(ran.events) == [("stdout", 0, "made\n"), ("stderr", 0, "warned\n"), ("stdout", 5, "done\n")]
+    run = await running.end()
+    assert outputs(run.events) == [("stdout", 0, "made\n"), ("stderr", 0, "warned\n"), ("stdout", 5, "done\n")]
 
 
 async def test_late_subscriber_sees_blocking_tool_output_with_labels(
-    house: House, server: ModelServer, talking: Talking
+    harness: Harness, server: ModelServer, talking: Talking
 ) -> None:
-    early = await house.begin(house.spec(server, persist=True))
+    early = await harness.begin(harness.spec(server, persist=True))
     await early.until(lambda events: len(outputs(events)) == 2, timeout=2)
-    late = Running(house, early._live)
+    late = Running(harness, early._live)
     await late.until(lambda events: len(outputs(events)) == 2, timeout=2)
     talking.go.set()
-    ran = await early.end()
-    assert outputs((await late.end()).events) == outputs(ran.events)
+    run = await early.end()
+    assert outputs((await late.end()).events) == outputs(run.events)
 
 
 # ---- secrets
 
 
-def leaks(ran: Ran) -> list[str]:
-    return [event["type"] for event in ran.events if KEY in json.dumps(event)]
+def leaks(run: CompletedRun) -> list[str]:
+    return [event["type"] for event in run.events if KEY in json.dumps(event)]
 
 
 @each_protocol
 async def test_key_in_tool_arguments_is_redacted_in_events(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
-    house.offer(tool("look"))
+    harness.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look", {"a": f"use {KEY} here"})]), Reply(text="Done.")]
-    ran = await house.run(server, protocol=protocol)
-    assert leaks(ran) == []
-    (call,) = ran.of("message.completed")[0]["tool_calls"]
+    run = await harness.run(server, protocol=protocol)
+    assert leaks(run) == []
+    (call,) = run.events_of("message.completed")[0]["tool_calls"]
     assert json.loads(call["arguments"]) == {"a": f"use {MARK} here"}
 
 
-async def test_key_in_tool_arguments_is_redacted_in_replay(house: House, server: ModelServer) -> None:
-    house.offer(tool("look"))
+async def test_key_in_tool_arguments_is_redacted_in_replay(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look"))
     server.script = [Reply(tool_calls=[Call("look", {"a": KEY})]), Reply(text="Done.")]
-    ran = await house.run(server, persist=True)
-    again = [event.as_dict() async for event in house.engine.subscribe(ran.spec.run_id)]
+    run = await harness.run(server, persist=True)
+    again = [event.as_dict() async for event in harness.engine.subscribe(run.spec.run_id)]
     assert KEY not in json.dumps(again)
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["coroutine", "blocking"])
 async def test_key_in_tool_exception_is_redacted_in_log(
-    house: House, server: ModelServer, caplog: pytest.LogCaptureFixture, blocking: bool
+    harness: Harness, server: ModelServer, caplog: pytest.LogCaptureFixture, blocking: bool
 ) -> None:
     caplog.set_level(logging.DEBUG)
 
@@ -109,12 +109,12 @@ async def test_key_in_tool_exception_is_redacted_in_log(
     async def fail_softly(ctx: Any, args: Json) -> Json:
         return fail(ctx, args)
 
-    house.offer(tool("look", fail if blocking else fail_softly))
+    harness.offer(tool("look", fail if blocking else fail_softly))
     server.script = [Reply(tool_calls=[Call("look")]), Reply(text="Done.")]
-    ran = await house.run(server)
-    assert ran.result["completed"] is True
+    run = await harness.run(server)
+    assert run.result["completed"] is True
     assert "look" in caplog.text
     assert "could not use" in caplog.text
     assert KEY not in caplog.text
     assert not any(KEY in str(record.exc_info) + (record.exc_text or "") for record in caplog.records)
-    assert leaks(ran) == []
+    assert leaks(run) == []

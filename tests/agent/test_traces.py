@@ -23,20 +23,20 @@ from hermes.tools import delegation
 from hermes.tools.framework.registry import ToolError
 from support.model_server import Call, ModelServer, Reply, Request
 
-from .conftest import MakeHouse
-from .house import House, Json, Running, tool
+from .conftest import MakeHarness
+from .harness import Harness, Json, Running, tool
 
 SECRET = "words-that-nobody-else-may-read"
 USAGE = {"input": 10, "output": 5}
 
 
-def traced(house: House) -> InMemorySpanExporter:
-    kept = InMemorySpanExporter()
-    house.engine.listeners.append(Traces(SimpleSpanProcessor(kept)).hear)
-    return kept
+def traced(harness: Harness) -> InMemorySpanExporter:
+    exporter = InMemorySpanExporter()
+    harness.engine.listeners.append(Traces(SimpleSpanProcessor(exporter)).hear)
+    return exporter
 
 
-def told(span: ReadableSpan, *names: str) -> tuple[Any, ...]:
+def attributes_of(span: ReadableSpan, *names: str) -> tuple[Any, ...]:
     attributes = span.attributes or {}
     return tuple(attributes.get(name) for name in names)
 
@@ -50,8 +50,8 @@ def inside(spans: Iterable[ReadableSpan], outer: ReadableSpan) -> list[ReadableS
 
 
 def the(spans: Iterable[ReadableSpan], name: str) -> ReadableSpan:
-    [found] = [span for span in spans if span.name == name]
-    return found
+    [span] = [span for span in spans if span.name == name]
+    return span
 
 
 async def refuse(_: Any, args: Json) -> Json:
@@ -59,19 +59,19 @@ async def refuse(_: Any, args: Json) -> Json:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_trace_of_turn_with_tools_and_retry(house: House, server: ModelServer) -> None:
-    spans = traced(house)
-    house.offer(tool("look"), tool("lose", refuse))
+async def test_trace_of_turn_with_tools_and_retry(harness: Harness, server: ModelServer) -> None:
+    spans = traced(harness)
+    harness.offer(tool("look"), tool("lose", refuse))
     calls = [Call("look", {"a": SECRET}, id="c1"), Call("lose", {"a": SECRET}, id="c2"), Call(SECRET, {}, id="c3")]
     server.script = [
         Reply(status=500, error=SECRET),
         Reply(text=SECRET, tool_calls=calls, usage=USAGE),
         Reply(text=SECRET, usage=USAGE),
     ]
-    ran = await house.run(server, SECRET, provider="openai", session_id="s-1")
-    assert ran.result["completed"]
-    seen = spans.get_finished_spans()
-    run = the(seen, "invoke_agent hermes")
+    completed = await harness.run(server, SECRET, provider="openai", session_id="s-1")
+    assert completed.result["completed"]
+    spans_seen = spans.get_finished_spans()
+    run = the(spans_seen, "invoke_agent hermes")
     assert run.parent is None and run.status.status_code is StatusCode.UNSET
     assert dict(run.attributes or {}) == {
         "gen_ai.operation.name": "invoke_agent",
@@ -81,17 +81,17 @@ async def test_trace_of_turn_with_tools_and_retry(house: House, server: ModelSer
         "gen_ai.provider.name": "openai",
         "gen_ai.usage.input_tokens": 20,
         "gen_ai.usage.output_tokens": 10,
-        "hermes.run.id": ran.spec.run_id,
+        "hermes.run.id": completed.spec.run_id,
         "hermes.run.kind": "run",
     }
-    below = inside(seen, run)
-    assert len(below) == len(seen) - 1
+    below = inside(spans_seen, run)
+    assert len(below) == len(spans_seen) - 1
     chats = [span for span in below if span.name == "chat m"]
     fields = ("gen_ai.operation.name", "gen_ai.request.model", "gen_ai.provider.name")
-    assert {told(span, *fields) for span in chats} == {("chat", "m", "openai")}
+    assert {attributes_of(span, *fields) for span in chats} == {("chat", "m", "openai")}
     assert {span.kind for span in chats} == {SpanKind.CLIENT}
     fields = ("gen_ai.response.finish_reasons", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "error.type")
-    assert [told(span, *fields) for span in chats] == [
+    assert [attributes_of(span, *fields) for span in chats] == [
         (None, None, None, "server_error"),
         (("tool_calls",), 10, 5, None),
         (("stop",), 10, 5, None),
@@ -99,40 +99,40 @@ async def test_trace_of_turn_with_tools_and_retry(house: House, server: ModelSer
     assert [s.status.status_code for s in chats] == [StatusCode.ERROR, StatusCode.UNSET, StatusCode.UNSET]
     fields = ("gen_ai.operation.name", "gen_ai.tool.name", "gen_ai.tool.call.id", "gen_ai.tool.type", "error.type")
     tools = [span for span in below if span not in chats]
-    assert {span.name: told(span, *fields) for span in tools} == {
+    assert {span.name: attributes_of(span, *fields) for span in tools} == {
         "execute_tool look": ("execute_tool", "look", "c1", "function", None),
         "execute_tool lose": ("execute_tool", "lose", "c2", "function", "not_found"),
         "execute_tool unknown": ("execute_tool", "unknown", "c3", "function", "unknown_tool"),
     }
-    at = {event["type"]: int(event["ts"] * 1e9) for event in ran.events}
+    at = {event["type"]: int(event["ts"] * 1e9) for event in completed.events}
     assert (run.start_time, run.end_time) == (at["run.started"], at["run.completed"])
     assert all(run.start_time <= s.start_time <= s.end_time <= run.end_time for s in below)  # type: ignore[operator]
-    assert SECRET not in json.dumps([span.to_json() for span in seen])
+    assert SECRET not in json.dumps([span.to_json() for span in spans_seen])
 
 
-async def test_trace_of_turn_failing_mid_answer(house: House, server: ModelServer) -> None:
-    spans = traced(house)
+async def test_trace_of_turn_failing_mid_answer(harness: Harness, server: ModelServer) -> None:
+    spans = traced(harness)
     server.script = [Reply(text="Half of", finish="content_filter")]
-    assert (await house.run(server)).result["partial"]
+    assert (await harness.run(server)).result["partial"]
     chat, run = spans.get_finished_spans()
-    assert told(chat, "error.type", "gen_ai.response.finish_reasons") == ("filtered", ("content_filter",))
-    assert told(run, "error.type") == ("filtered",)
+    assert attributes_of(chat, "error.type", "gen_ai.response.finish_reasons") == ("filtered", ("content_filter",))
+    assert attributes_of(run, "error.type") == ("filtered",)
     assert run.status.status_code is chat.status.status_code is StatusCode.ERROR
 
 
-async def test_trace_of_interrupted_turn_has_no_open_span(house: House, server: ModelServer) -> None:
-    spans = traced(house)
+async def test_trace_of_interrupted_turn_has_no_open_span(harness: Harness, server: ModelServer) -> None:
+    spans = traced(harness)
 
     async def wait(ctx: Any, args: Json) -> Json:
         await running.control("cancel")
         await asyncio.Event().wait()
         return {}
 
-    house.offer(tool("wait", wait))
+    harness.offer(tool("wait", wait))
     server.script = [Reply(tool_calls=[Call("wait")])]
-    running: Running = await house.begin(house.spec(server))
+    running: Running = await harness.begin(harness.spec(server))
     await running.end()
-    ended = {span.name: told(span, "error.type") for span in spans.get_finished_spans()}
+    ended = {span.name: attributes_of(span, "error.type") for span in spans.get_finished_spans()}
     assert ended == {
         "chat m": (None,),
         "execute_tool wait": ("interrupted",),
@@ -140,9 +140,9 @@ async def test_trace_of_interrupted_turn_has_no_open_span(house: House, server: 
     }
 
 
-async def test_trace_of_subagents_is_nested(house: House, server: ModelServer) -> None:
-    spans = traced(house)
-    house.offer(delegation.TOOL)
+async def test_trace_of_subagents_is_nested(harness: Harness, server: ModelServer) -> None:
+    spans = traced(harness)
+    harness.offer(delegation.TOOL)
     call = Call("delegate_task", {"tasks": [{"goal": "count"}, {"goal": "count"}]}, id="call_d")
     parent = [Reply(tool_calls=[call]), Reply(text="All done.")]
 
@@ -151,29 +151,29 @@ async def test_trace_of_subagents_is_nested(house: House, server: ModelServer) -
         return Reply(text="Three.") if first == "count" else parent.pop(0)
 
     server.handler = handle
-    await house.run(server)
-    seen = spans.get_finished_spans()
-    root = next(span for span in seen if span.parent is None)
-    [delegated] = [span for span in inside(seen, root) if span.name == "execute_tool delegate_task"]
-    children = inside(seen, delegated)
+    await harness.run(server)
+    observed = spans.get_finished_spans()
+    root = next(span for span in observed if span.parent is None)
+    [delegated] = [span for span in inside(observed, root) if span.name == "execute_tool delegate_task"]
+    children = inside(observed, delegated)
     assert [span.name for span in children] == ["invoke_agent hermes"] * 2
-    assert [[s.name for s in inside(seen, child)] for child in children] == [["chat m"]] * 2
+    assert [[s.name for s in inside(observed, child)] for child in children] == [["chat m"]] * 2
 
 
-async def test_trace_continues_incoming_traceparent(house: House, server: ModelServer) -> None:
-    spans = traced(house)
+async def test_trace_continues_incoming_traceparent(harness: Harness, server: ModelServer) -> None:
+    spans = traced(harness)
     server.script = [Reply(text="One."), Reply(text="Two.")]
     TRACEPARENT.set("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
-    await house.run(server)
+    await harness.run(server)
     TRACEPARENT.set("nonsense")
-    await house.run(server)
+    await harness.run(server)
     first, second = [span for span in spans.get_finished_spans() if span.name == "invoke_agent hermes"]
     assert first.context and first.context.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
     assert first.parent and first.parent.span_id == 0xB7AD6B7169203331
     assert second.parent is None
 
 
-async def test_traces_are_exported_to_configured_endpoint(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_traces_are_exported_to_configured_endpoint(make_harness: MakeHarness, server: ModelServer) -> None:
     sent: list[tuple[str, bytes]] = []
 
     async def take(request: web.Request) -> web.Response:
@@ -185,10 +185,10 @@ async def test_traces_are_exported_to_configured_endpoint(make_house: MakeHouse,
     runner = web.AppRunner(collector)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    house = make_house({"telemetry": {"endpoint": f"http://127.0.0.1:{runner.addresses[0][1]}/"}})
+    harness = make_harness({"telemetry": {"endpoint": f"http://127.0.0.1:{runner.addresses[0][1]}/"}})
     server.script = [Reply(text="Hello.")]
-    await house.run(server)
-    await house.close()
+    await harness.run(server)
+    await harness.close()
     await runner.cleanup()
     [(path, body)] = sent
     assert path == "/v1/traces"
@@ -199,17 +199,17 @@ async def test_traces_are_exported_to_configured_endpoint(make_house: MakeHouse,
 
 
 async def test_traces_without_extra_log_a_warning(
-    make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, server: ModelServer
+    make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, server: ModelServer
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    house = make_house()
+    harness = make_harness()
     server.script = [Reply(text="Hello.")]
-    assert (await house.run(server)).result["completed"]
+    assert (await harness.run(server)).result["completed"]
     assert [(r.levelno, "otel" in r.getMessage()) for r in caplog.records if r.name == "hermes.runs.traces"] == [
         (logging.WARNING, True)
     ]
-    assert not any(hear.__module__ == "hermes.runs.traces" for hear in house.engine.listeners)
+    assert not any(hear.__module__ == "hermes.runs.traces" for hear in harness.engine.listeners)
 
 
 WITHOUT = """
@@ -230,7 +230,7 @@ print([name for name in sys.modules if name.startswith("opentelemetry")])
 """
 
 
-def test_traces_off_load_no_library(make_house: MakeHouse) -> None:
-    make_house({"agent": {"api_max_retries": 0}})
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+def test_traces_off_load_no_library(make_harness: MakeHarness) -> None:
+    make_harness({"agent": {"api_max_retries": 0}})
+    result = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.stdout.strip(), result.stderr) == ("[]", "")

@@ -14,8 +14,19 @@ from hermes.core.failures import KINDS
 from hermes.core.spec import RunSpec
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
 
-from .conftest import MakeHouse
-from .house import PROTOCOLS, House, Json, Ran, cut_after, nothing_left, scripted, sent, stall_after, tool
+from .conftest import MakeHarness
+from .harness import (
+    PROTOCOLS,
+    CompletedRun,
+    Harness,
+    Json,
+    cut_after,
+    nothing_left,
+    scripted,
+    sent_messages,
+    stall_after,
+    tool,
+)
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 SESSION = "the-session"
@@ -25,12 +36,12 @@ def system_of(request: Request) -> str:
     return "\n\n".join(turn.text for turn in request.turns if turn.role == "system")
 
 
-async def shown(house: House) -> list[tuple[str, Any]]:
-    return [(row.role, row.content) for row in await house.rows(SESSION)]
+async def transcript(harness: Harness) -> list[tuple[str, Any]]:
+    return [(row.role, row.content) for row in await harness.rows(SESSION)]
 
 
-async def turn(house: House, server: ModelServer, message: Any = "hi", **fields: Any) -> Ran:
-    return await house.run(server, message, persist=True, session_id=SESSION, **fields)
+async def turn(harness: Harness, server: ModelServer, message: Any = "hi", **fields: Any) -> CompletedRun:
+    return await harness.run(server, message, persist=True, session_id=SESSION, **fields)
 
 
 # ---- turns that go well
@@ -38,25 +49,25 @@ async def turn(house: House, server: ModelServer, message: Any = "hi", **fields:
 
 @each_protocol
 async def test_completed_turn_is_stored_and_sent_in_next_turn(
-    house: House, server: ModelServer, protocol: Protocol
+    harness: Harness, server: ModelServer, protocol: Protocol
 ) -> None:
-    house.offer(tool("look"))
+    harness.offer(tool("look"))
     server.script = [
         Reply(text="Wait.", tool_calls=[Call("look", {"a": "x"}, id="call_1")]),
         Reply(text="Done."),
         Reply(text="Again."),
     ]
-    first = await turn(house, server, protocol=protocol)
-    assert await shown(house) == [
+    first = await turn(harness, server, protocol=protocol)
+    assert await transcript(harness) == [
         ("user", "hi"),
         ("assistant", "Wait."),
         ("tool", '{"echo": {"a": "x"}}'),
         ("assistant", "Done."),
     ]
     assert first.result["final_response"] == "Done."
-    second = await turn(house, server, "and now?", protocol=protocol)
-    said = [pair for pair in sent(server.requests[2]) if pair[0] != "call"]
-    assert said == [
+    second = await turn(harness, server, "and now?", protocol=protocol)
+    pairs = [pair for pair in sent_messages(server.requests[2]) if pair[0] != "call"]
+    assert pairs == [
         ("user", "hi"),
         ("assistant", "Wait."),
         ("tool", '{"echo": {"a": "x"}}'),
@@ -69,54 +80,54 @@ async def test_completed_turn_is_stored_and_sent_in_next_turn(
     ]
 
 
-async def test_rows_are_announced_by_events(house: House, server: ModelServer) -> None:
-    house.offer(tool("look"))
+async def test_rows_are_announced_by_events(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look"))
     server.script = [Reply(text="Wait.", tool_calls=[Call("look")]), Reply(text="Done.")]
-    ran = await turn(house, server)
-    rows = await house.rows(SESSION)
-    announced = [ran.one("run.started")["user_row"]]
-    announced += [event["row"] for event in ran.of("message.completed", "tool.finished")]
+    run = await turn(harness, server)
+    rows = await harness.rows(SESSION)
+    announced = [run.event("run.started")["user_row"]]
+    announced += [event["row"] for event in run.events_of("message.completed", "tool.finished")]
     assert announced == [row.id for row in rows]
-    assert ran.final["row"] == rows[-1].id
-    assert {row.run_id for row in rows} == {ran.spec.run_id}
+    assert run.final["row"] == rows[-1].id
+    assert {row.run_id for row in rows} == {run.spec.run_id}
 
 
-async def test_reasoning_is_stored_apart_from_text(house: House, server: ModelServer) -> None:
+async def test_reasoning_is_stored_apart_from_text(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(reasoning="hm", text="Done.")]
-    await turn(house, server)
-    row = (await house.rows(SESSION))[-1]
+    await turn(harness, server)
+    row = (await harness.rows(SESSION))[-1]
     assert (row.content, row.reasoning) == ("Done.", "hm")
 
 
-async def test_user_row_is_stored_before_first_delta(house: House, server: ModelServer) -> None:
+async def test_user_row_is_stored_before_first_delta(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    spec = house.spec(server, persist=True, session_id=SESSION)
-    live = await house.engine.start(spec)
-    async for event in house.engine.subscribe(spec.run_id):
+    spec = harness.spec(server, persist=True, session_id=SESSION)
+    live = await harness.engine.start(spec)
+    async for event in harness.engine.subscribe(spec.run_id):
         if event.type == "text.delta":
-            assert (await shown(house))[0] == ("user", "hi")
+            assert (await transcript(harness))[0] == ("user", "hi")
     assert live.task is not None
     await live.task
 
 
-async def test_client_supplied_history_is_used_unchanged(house: House, server: ModelServer) -> None:
+async def test_client_supplied_history_is_used_unchanged(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     history = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
-    ran = await house.run(server, "now", history=history)
-    assert sent(server.requests[0]) == [("user", "before"), ("assistant", "yes"), ("user", "now")]
-    assert [m["content"] for m in ran.result["messages"]] == ["before", "yes", "now", "Done."]
+    run = await harness.run(server, "now", history=history)
+    assert sent_messages(server.requests[0]) == [("user", "before"), ("assistant", "yes"), ("user", "now")]
+    assert [m["content"] for m in run.result["messages"]] == ["before", "yes", "now", "Done."]
     assert history == [{"role": "user", "content": "before"}, {"role": "assistant", "content": "yes"}]
 
 
-async def test_unpersisted_run_does_not_read_session(house: House, server: ModelServer) -> None:
+async def test_unpersisted_run_does_not_read_session(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="One."), Reply(text="Two.")]
-    await turn(house, server)
-    await house.run(server, "apart", session_id=SESSION, persist=False, history=[])
-    assert sent(server.requests[1]) == [("user", "apart")]
-    assert len(await house.rows(SESSION)) == 2
+    await turn(harness, server)
+    await harness.run(server, "apart", session_id=SESSION, persist=False, history=[])
+    assert sent_messages(server.requests[1]) == [("user", "apart")]
+    assert len(await harness.rows(SESSION)) == 2
 
 
-async def test_multipart_message_is_resent_identically(house: House, server: ModelServer) -> None:
+async def test_multipart_message_is_resent_identically(harness: Harness, server: ModelServer) -> None:
     import base64
 
     note = base64.b64encode(b"buy milk").decode()
@@ -126,12 +137,12 @@ async def test_multipart_message_is_resent_identically(house: House, server: Mod
         {"type": "file", "file": {"name": "notes.txt", "media_type": "text/plain", "data": note}},
     ]
     server.script = [Reply(text="One."), Reply(text="Two.")]
-    await turn(house, server, parts)
+    await turn(harness, server, parts)
     first = server.requests[0].body["messages"][1:]
     assert "buy milk" in json.dumps(first)
     assert "notes.txt" in json.dumps(first)
     assert "iVBORw0KGgo=" in json.dumps(first)
-    await turn(house, server, "and now?")
+    await turn(harness, server, "and now?")
     assert server.requests[1].body["messages"][1] == first[0]
 
 
@@ -243,28 +254,30 @@ ENDINGS = {
 each_ending = pytest.mark.parametrize("name", ENDINGS)
 
 
-async def bring_about(house: House, server: ModelServer, ending: Ending, protocol: Protocol = "chat") -> Ran:
+async def bring_about(
+    harness: Harness, server: ModelServer, ending: Ending, protocol: Protocol = "chat"
+) -> CompletedRun:
     async def stuck(_: Any, __: Any) -> Json:
         await asyncio.Event().wait()
         return {}
 
-    house.offer(tool("look"), tool("stuck", stuck))
+    harness.offer(tool("look"), tool("stuck", stuck))
     server.handler = scripted(*ending.replies)
-    spec = house.spec(server, persist=True, session_id=SESSION, protocol=protocol, **ending.fields)
-    running = await house.begin(spec)
+    spec = harness.spec(server, persist=True, session_id=SESSION, protocol=protocol, **ending.fields)
+    running = await harness.begin(spec)
     if ending.stop_at:
-        await running.seen(ending.stop_at)
+        await running.wait_for(ending.stop_at)
         await running.control("interrupt")
-    ran = await running.end()
-    assert ran.final["type"] != "run.completed"
-    return ran
+    run = await running.end()
+    assert run.final["type"] != "run.completed"
+    return run
 
 
 @each_ending
-async def test_closing_row_of_every_ending(house: House, server: ModelServer, name: str) -> None:
+async def test_closing_row_of_every_ending(harness: Harness, server: ModelServer, name: str) -> None:
     ending = ENDINGS[name]
-    await bring_about(house, server, ending)
-    rows = await house.rows(SESSION)
+    await bring_about(harness, server, ending)
+    rows = await harness.rows(SESSION)
     assert (rows[0].role, rows[0].content) == ("user", "hi")
     assert [row.role for row in rows[1:]] == [role for role, *_ in ending.rows]
     for row, (_, content, finish, synthetic) in zip(rows[1:], ending.rows, strict=True):
@@ -280,43 +293,43 @@ async def test_closing_row_of_every_ending(house: House, server: ModelServer, na
 @each_ending
 @each_protocol
 async def test_history_after_every_ending_is_well_formed(
-    house: House, server: ModelServer, name: str, protocol: Protocol
+    harness: Harness, server: ModelServer, name: str, protocol: Protocol
 ) -> None:
-    await bring_about(house, server, ENDINGS[name], protocol)
+    await bring_about(harness, server, ENDINGS[name], protocol)
     server.handler, server.script = None, [Reply(text="Fine.")]
-    ran = await turn(house, server, "and now?", protocol=protocol)
-    assert ran.result["final_response"] == "Fine."
+    run = await turn(harness, server, "and now?", protocol=protocol)
+    assert run.result["final_response"] == "Fine."
     request = server.requests[-1]
-    said = [role for role, _ in sent(request) if role != "call"]
-    assert said[0] == "user"
-    assert said[-1] == "user"
-    assert [role for at, role in enumerate(said) if at and role == said[at - 1] == "user"] == []
-    asked, answered = call_ids(request)
-    assert sorted(asked) == sorted(answered)
+    roles = [role for role, _ in sent_messages(request) if role != "call"]
+    assert roles[0] == "user"
+    assert roles[-1] == "user"
+    assert [role for at, role in enumerate(roles) if at and role == roles[at - 1] == "user"] == []
+    call_ids_sent, result_ids = call_ids(request)
+    assert sorted(call_ids_sent) == sorted(result_ids)
 
 
 def call_ids(request: Request) -> tuple[list[str], list[str]]:
     """The ids of the calls and of the results in a request, whatever the protocol."""
-    asked: list[str] = []
-    answered: list[str] = []
+    ids: list[str] = []
+    tool_call_ids: list[str] = []
     for item in request.body.get("input") or request.body["messages"]:
-        asked += [call["id"] for call in item.get("tool_calls") or ()]
+        ids += [call["id"] for call in item.get("tool_calls") or ()]
         if item.get("role") == "tool":
-            answered.append(item["tool_call_id"])
+            tool_call_ids.append(item["tool_call_id"])
         if item.get("type") in ("function_call", "function_call_output"):
-            (asked if item["type"] == "function_call" else answered).append(item["call_id"])
+            (ids if item["type"] == "function_call" else tool_call_ids).append(item["call_id"])
         for block in item["content"] if isinstance(item.get("content"), list) else ():
-            asked += [block["id"]] if block.get("type") == "tool_use" else []
-            answered += [block["tool_use_id"]] if block.get("type") == "tool_result" else []
-    return asked, answered
+            ids += [block["id"]] if block.get("type") == "tool_use" else []
+            tool_call_ids += [block["tool_use_id"]] if block.get("type") == "tool_result" else []
+    return ids, tool_call_ids
 
 
 @each_protocol
-async def test_history_after_failed_turn(house: House, server: ModelServer, protocol: Protocol) -> None:
+async def test_history_after_failed_turn(harness: Harness, server: ModelServer, protocol: Protocol) -> None:
     server.script = [Reply(status=403, error="ZEBRA"), Reply(text="Fine.")]
-    await turn(house, server, "first", protocol=protocol)
-    await turn(house, server, "second", protocol=protocol)
-    assert sent(server.requests[1]) == [
+    await turn(harness, server, "first", protocol=protocol)
+    await turn(harness, server, "second", protocol=protocol)
+    assert sent_messages(server.requests[1]) == [
         ("user", "first"),
         ("assistant", failed("forbidden")),
         ("user", "second"),
@@ -324,10 +337,10 @@ async def test_history_after_failed_turn(house: House, server: ModelServer, prot
     assert "ZEBRA" not in json.dumps(server.requests[1].body)
 
 
-async def test_history_after_turn_interrupted_in_tool(house: House, server: ModelServer) -> None:
-    await bring_about(house, server, ENDINGS["stopped in a tool"])
+async def test_history_after_turn_interrupted_in_tool(harness: Harness, server: ModelServer) -> None:
+    await bring_about(harness, server, ENDINGS["stopped in a tool"])
     server.handler, server.script = None, [Reply(text="Fine.")]
-    await turn(house, server, "second")
+    await turn(harness, server, "second")
     messages = server.requests[-1].body["messages"][1:]
     assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool", "assistant", "user"]
     assert [call["id"] for call in messages[1]["tool_calls"]] == ["call_1", "call_2"]
@@ -346,159 +359,165 @@ async def test_history_after_turn_interrupted_in_tool(house: House, server: Mode
     ],
 )
 async def test_poisonous_message_does_not_fail_next_turn(
-    house: House, server: ModelServer, kind: str, reply: Reply
+    harness: Harness, server: ModelServer, kind: str, reply: Reply
 ) -> None:
     server.handler = lambda request: reply if "POISON" in json.dumps(request.body) else Reply(text="Fine.")
-    first = await turn(house, server, "POISON")
+    first = await turn(harness, server, "POISON")
     assert first.result["failure"] == kind
-    row = (await house.rows(SESSION))[0]
+    row = (await harness.rows(SESSION))[0]
     assert row.content == "POISON"
     assert isinstance(row.api_content, str)
     assert "\n" not in row.api_content
-    second = await turn(house, server, "and now?")
+    second = await turn(harness, server, "and now?")
     assert second.result["final_response"] == "Fine."
-    assert sent(server.requests[-1]) == [("user", row.api_content), ("assistant", failed(kind)), ("user", "and now?")]
+    assert sent_messages(server.requests[-1]) == [
+        ("user", row.api_content),
+        ("assistant", failed(kind)),
+        ("user", "and now?"),
+    ]
 
 
-async def test_innocent_message_is_resent_after_failure(house: House, server: ModelServer) -> None:
+async def test_innocent_message_is_resent_after_failure(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(status=401), Reply(text="Fine.")]
-    await turn(house, server, "hello")
-    await turn(house, server, "and now?")
-    assert sent(server.requests[1])[0] == ("user", "hello")
+    await turn(harness, server, "hello")
+    await turn(harness, server, "and now?")
+    assert sent_messages(server.requests[1])[0] == ("user", "hello")
 
 
-async def test_unpersisted_result_includes_synthetic_rows(house: House, server: ModelServer) -> None:
+async def test_unpersisted_result_includes_synthetic_rows(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(status=403)]
-    ran = await house.run(server)
-    assert ran.result["messages"] == [
+    run = await harness.run(server)
+    assert run.result["messages"] == [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": failed("forbidden")},
     ]
-    assert ran.result["final_response"] == ""
+    assert run.result["final_response"] == ""
 
 
-async def test_continued_answer_is_one_row(house: House, server: ModelServer) -> None:
+async def test_continued_answer_is_one_row(harness: Harness, server: ModelServer) -> None:
     text = ["The quick brown fox ", "jumps over ", "the lazy dog."]
     server.handler = scripted(cut_after("the lazy", Reply(text=text)), Reply(text=text), Reply(text="Fine."))
-    await turn(house, server)
-    await turn(house, server, "and now?")
-    assert sent(server.requests[2]) == [("user", "hi"), ("assistant", "".join(text)), ("user", "and now?")]
+    await turn(harness, server)
+    await turn(harness, server, "and now?")
+    assert sent_messages(server.requests[2]) == [("user", "hi"), ("assistant", "".join(text)), ("user", "and now?")]
 
 
 # ---- the prompt of a session
 
 
 @each_protocol
-async def test_system_prompt_is_identical_between_turns(house: House, server: ModelServer, protocol: Protocol) -> None:
-    (house.home.path / "memories").mkdir(parents=True)
-    (house.home.memories / "MEMORY.md").write_text("Likes tea.\n")
+async def test_system_prompt_is_identical_between_turns(
+    harness: Harness, server: ModelServer, protocol: Protocol
+) -> None:
+    (harness.home.path / "memories").mkdir(parents=True)
+    (harness.home.memories / "MEMORY.md").write_text("Likes tea.\n")
     server.script = [Reply(text="One."), Reply(text="Two.")]
-    await turn(house, server, protocol=protocol)
-    (house.home.memories / "MEMORY.md").write_text("Likes coffee.\n")
-    await turn(house, server, "and now?", protocol=protocol)
+    await turn(harness, server, protocol=protocol)
+    (harness.home.memories / "MEMORY.md").write_text("Likes coffee.\n")
+    await turn(harness, server, "and now?", protocol=protocol)
     first, second = (system_of(request) for request in server.requests)
     assert "Likes tea." in first
     assert second == first
 
 
-async def test_memory_is_in_prompt_of_next_session(house: House, server: ModelServer) -> None:
-    (house.home.path / "memories").mkdir(parents=True)
+async def test_memory_is_in_prompt_of_next_session(harness: Harness, server: ModelServer) -> None:
+    (harness.home.path / "memories").mkdir(parents=True)
     server.script = [Reply(text="One."), Reply(text="Two.")]
-    await turn(house, server)
-    (house.home.memories / "MEMORY.md").write_text("Likes coffee.\n")
-    (house.home.memories / "USER.md").write_text("Is called Ada.\n")
-    await house.run(server, "hi", persist=True, session_id="another")
+    await turn(harness, server)
+    (harness.home.memories / "MEMORY.md").write_text("Likes coffee.\n")
+    (harness.home.memories / "USER.md").write_text("Is called Ada.\n")
+    await harness.run(server, "hi", persist=True, session_id="another")
     assert "Likes coffee." in system_of(server.requests[1])
     assert "Is called Ada." in system_of(server.requests[1])
 
 
-def change_tools(house: House) -> None:
-    house.offer(tool("look"))
+def change_tools(harness: Harness) -> None:
+    harness.offer(tool("look"))
 
 
-def change_soul(house: House) -> None:
-    house.home.soul_file.write_text("You are a pirate.")
+def change_soul(harness: Harness) -> None:
+    harness.home.soul_file.write_text("You are a pirate.")
 
 
 @pytest.mark.parametrize("change", [change_tools, change_soul])
 async def test_tool_or_identity_change_rebuilds_prompt(
-    house: House, server: ModelServer, change: Callable[[House], None]
+    harness: Harness, server: ModelServer, change: Callable[[Harness], None]
 ) -> None:
     server.script = [Reply(text="One."), Reply(text="Two.")]
-    await turn(house, server)
-    change(house)
-    await turn(house, server, "and now?")
+    await turn(harness, server)
+    change(harness)
+    await turn(harness, server, "and now?")
     assert system_of(server.requests[0]) != system_of(server.requests[1])
 
 
-async def test_model_change_rebuilds_prompt(house: House, server: ModelServer) -> None:
+async def test_model_change_rebuilds_prompt(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="One."), Reply(text="Two.")]
-    await turn(house, server)
-    await turn(house, server, "and now?", model="n")
+    await turn(harness, server)
+    await turn(harness, server, "and now?", model="n")
     assert system_of(server.requests[0]) != system_of(server.requests[1])
 
 
-async def test_turn_instructions_are_not_stored(house: House, server: ModelServer) -> None:
+async def test_turn_instructions_are_not_stored(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="One."), Reply(text="Two.")]
-    await turn(house, server, instructions="Speak like a pirate.")
-    await turn(house, server, "and now?")
+    await turn(harness, server, instructions="Speak like a pirate.")
+    await turn(harness, server, "and now?")
     first, second = (system_of(request) for request in server.requests)
     assert first == f"{second}\n\nSpeak like a pirate."
 
 
 async def test_session_keeps_prompt_on_another_day(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hermes.agent import prompt_context
 
     server.script = [Reply(text="One."), Reply(text="Two.")]
-    await turn(house, server)
+    await turn(harness, server)
     monkeypatch.setattr(prompt_context, "_day", lambda *_: "Monday, 2031-01-06")
-    await turn(house, server, "and now?")
+    await turn(harness, server, "and now?")
     assert system_of(server.requests[0]) == system_of(server.requests[1])
 
 
 # ---- titles and counters
 
 
-async def test_title_is_generated_after_first_turn(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
+async def test_title_is_generated_after_first_turn(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness({"auxiliary": {"title_generation": {"enabled": True}}})
     server.script = [Reply(text="Done."), Reply(text="Greeting a fox", usage={"input": 1000, "output": 9})]
-    ran = await turn(house, server, "Say hello to the fox", kind="session")
+    run = await turn(harness, server, "Say hello to the fox", kind="session")
     async with asyncio.timeout(20):
         while True:
-            session = await house.app.store.sessions.get_session(SESSION)
+            session = await harness.app.store.sessions.get_session(SESSION)
             assert session is not None
             if session["title"]:
                 break
             await asyncio.sleep(0.005)
     assert session["title"] == "Greeting a fox"
     assert not server.requests[1].body.get("tools")
-    assert ran.result["input_tokens"] == 10
+    assert run.result["input_tokens"] == 10
     assert session["input_tokens"] == 10
 
 
 @pytest.mark.parametrize("kind", ["chat", "response", "run", "job", "subagent"])
-async def test_api_turn_uses_first_words_as_title(make_house: MakeHouse, server: ModelServer, kind: str) -> None:
-    house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
+async def test_api_turn_uses_first_words_as_title(make_harness: MakeHarness, server: ModelServer, kind: str) -> None:
+    harness = make_harness({"auxiliary": {"title_generation": {"enabled": True}}})
     server.script = [Reply(text="Done."), Reply(text="Again.")]
     history = [{"role": "user", "content": "Say hello  to the fox"}, {"role": "assistant", "content": "Hello."}]
-    await turn(house, server, "and the hen", kind=kind, history=history, base_id=SESSION)
-    await turn(house, server, "and the dog", kind=kind)
+    await turn(harness, server, "and the hen", kind=kind, history=history, base_id=SESSION)
+    await turn(harness, server, "and the dog", kind=kind)
     await nothing_left(server)
-    session = await house.app.store.sessions.get_session(SESSION)
+    session = await harness.app.store.sessions.get_session(SESSION)
     assert session is not None and session["title"] == "Say hello to the fox"
     assert len(server.requests) == 2
 
 
-async def test_untitled_session_gets_first_words_as_title(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
-    await house.app.store.sessions.create_session(SESSION, "api_server")
+async def test_untitled_session_gets_first_words_as_title(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness({"auxiliary": {"title_generation": {"enabled": True}}})
+    await harness.app.store.sessions.create_session(SESSION, "api_server")
     server.script = [Reply(text="Done.")]
-    await turn(house, server, "Say hello to the fox", kind="chat")
+    await turn(harness, server, "Say hello to the fox", kind="chat")
 
     async def title() -> str | None:
-        session = await house.app.store.sessions.get_session(SESSION)
+        session = await harness.app.store.sessions.get_session(SESSION)
         return session["title"] if session else None
 
     async with asyncio.timeout(20):
@@ -507,21 +526,21 @@ async def test_untitled_session_gets_first_words_as_title(make_house: MakeHouse,
     assert await title() == "Say hello to the fox" and len(server.requests) == 1
 
 
-async def test_failed_title_generation_is_ignored(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
+async def test_failed_title_generation_is_ignored(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness({"auxiliary": {"title_generation": {"enabled": True}}})
     server.handler = lambda request: Reply(text="Done.") if request.number == 1 else Reply(status=403)
-    ran = await turn(house, server, kind="cli")
-    assert ran.result["completed"] is True
+    run = await turn(harness, server, kind="cli")
+    assert run.result["completed"] is True
     await server.until(lambda: len(server.requests) >= 2)
     await nothing_left(server)
 
 
-async def test_session_token_totals_over_turns(house: House, server: ModelServer) -> None:
+async def test_session_token_totals_over_turns(harness: Harness, server: ModelServer) -> None:
     usage = {"input": 100, "output": 20, "cached": 60}
     server.script = [Reply(text="One.", usage=usage), Reply(text="Two.", usage=usage)]
-    await turn(house, server)
-    await turn(house, server, "and now?")
-    session = await house.app.store.sessions.get_session(SESSION)
+    await turn(harness, server)
+    await turn(harness, server, "and now?")
+    session = await harness.app.store.sessions.get_session(SESSION)
     assert session is not None
     assert (session["input_tokens"], session["output_tokens"]) == (200, 40)
     assert session["cache_read_tokens"] == 120
@@ -535,32 +554,34 @@ def test_stored_spec_has_no_credentials() -> None:
     assert "sk-secret-123456" not in repr(spec)
 
 
-async def titled(make_house: MakeHouse, server: ModelServer, title: str) -> tuple[House, str]:
+async def titled(make_harness: MakeHarness, server: ModelServer, title: str) -> tuple[Harness, str]:
     """The title that a model's proposal becomes."""
-    house = make_house({"auxiliary": {"title_generation": {"enabled": True}}})
-    server.handler = lambda r: Reply(text="Done.", continues=False) if sent(r)[-1][1] == "hi" else Reply(text=title)
-    await turn(house, server, kind="session")
+    harness = make_harness({"auxiliary": {"title_generation": {"enabled": True}}})
+    server.handler = lambda r: (
+        Reply(text="Done.", continues=False) if sent_messages(r)[-1][1] == "hi" else Reply(text=title)
+    )
+    await turn(harness, server, kind="session")
     await server.until(lambda: len(server.requests) >= 2)
     await nothing_left(server)
-    session = await house.app.store.sessions.get_session(SESSION)
+    session = await harness.app.store.sessions.get_session(SESSION)
     assert session is not None
-    return house, session["title"] or ""
+    return harness, session["title"] or ""
 
 
 @pytest.mark.parametrize(
     "proposal", ['"Greeting a fox"', "Greeting\n a fox", " Greeting a fox. ", "word " * 100, "\x07Greeting\u200b a fox"]
 )
-async def test_generated_title_is_one_clean_line(make_house: MakeHouse, server: ModelServer, proposal: str) -> None:
-    _, title = await titled(make_house, server, proposal)
+async def test_generated_title_is_one_clean_line(make_harness: MakeHarness, server: ModelServer, proposal: str) -> None:
+    _, title = await titled(make_harness, server, proposal)
     assert 0 < len(title) <= 100
     assert title == " ".join(title.split())
     assert title.isprintable()
 
 
-async def test_titled_session_is_not_titled_again(make_house: MakeHouse, server: ModelServer) -> None:
-    house, title = await titled(make_house, server, "Greeting a fox")
+async def test_titled_session_is_not_titled_again(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness, title = await titled(make_harness, server, "Greeting a fox")
     assert title == "Greeting a fox"
-    asked = len(server.requests)
-    await turn(house, server)
+    count = len(server.requests)
+    await turn(harness, server)
     await nothing_left(server)
-    assert len(server.requests) == asked + 1
+    assert len(server.requests) == count + 1

@@ -1,4 +1,4 @@
-"""Fixtures of the bus tests: those of the agent's, a NATS server for all of them, and one of a test's own."""
+"""Fixtures of the bus tests: those of the agent's tests, a shared NATS server, and one per test."""
 
 import os
 from collections.abc import Iterator
@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from agent.conftest import house, make_house, one_tls_context, quick, server
+from agent.conftest import harness, make_harness, one_tls_context, quick, server
 from hermes.core.ids import random_hex
 from support.nats_server import NatsServer, nats_server
 
-__all__ = ["house", "make_house", "one_tls_context", "quick", "server"]
+__all__ = ["harness", "make_harness", "one_tls_context", "quick", "server"]
 
 
 @pytest.fixture(scope="session")
 def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a NATS server: a test takes a namespace of its own there."""
-    if given := os.environ.get("HERMES_TEST_NATS_URL"):
-        yield given
+    """The address of a shared NATS server; each test uses its own namespace."""
+    if url := os.environ.get("HERMES_TEST_NATS_URL"):
+        yield url
         return
     with nats_server(tmp_path_factory.mktemp("nats")) as running:
         yield running.url

@@ -23,10 +23,10 @@ async def bus(request: pytest.FixtureRequest, shared_nats: str, namespace: str) 
         return
     connection = NatsConnection(shared_nats, namespace)
     await connection.connect()
-    found = NatsBus(connection)
-    found.start()
-    yield found
-    await found.stop()
+    bus = NatsBus(connection)
+    bus.start()
+    yield bus
+    await bus.stop()
     await connection.close()
 
 
@@ -79,12 +79,12 @@ async def test_cancelled_subscriber_can_wait_again() -> None:
 
 async def test_full_queue_is_emptied_and_marked_overflowed(bus: MemoryBus) -> None:
     slow, quick = bus.subscribe("run_1"), bus.subscribe("run_1")
-    taken: list[int] = []
+    taken_seqs: list[int] = []
     for seq in range(1, QUEUE_EVENTS_MAX + 2):
         bus.publish("run_1", delta(seq))
-        taken += await seqs(quick)
+        taken_seqs += await seqs(quick)
     assert (slow.overflowed, await seqs(slow)) == (True, [])
-    assert taken == list(range(1, QUEUE_EVENTS_MAX + 2)) and not quick.overflowed
+    assert taken_seqs == list(range(1, QUEUE_EVENTS_MAX + 2)) and not quick.overflowed
 
 
 async def test_queue_holds_maximum_number_of_events() -> None:
@@ -128,7 +128,7 @@ async def test_left_out_number_sends_reader_to_store(bus: MemoryBus) -> None:
     assert await seqs(reader) == [8]
 
 
-async def test_event_that_came_while_the_store_was_read_shows_what_is_missing(bus: MemoryBus) -> None:
+async def test_event_during_store_read_reveals_a_gap(bus: MemoryBus) -> None:
     reader = bus.subscribe("run_1")
     bus.publish("run_1", delta(23))
     assert not reader.join(1)
@@ -145,8 +145,8 @@ async def test_event_that_came_while_the_store_was_read_shows_what_is_missing(bu
 
 async def test_has_subscribers_follows_subscriptions(bus: MemoryBus) -> None:
     assert not bus.has_subscribers("run_1")
-    one, two = bus.subscribe("run_1"), bus.subscribe("run_1")
-    bus.unsubscribe("run_1", one)
+    first, two = bus.subscribe("run_1"), bus.subscribe("run_1")
+    bus.unsubscribe("run_1", first)
     assert bus.has_subscribers("run_1")
     bus.unsubscribe("run_1", two)
     bus.unsubscribe("run_1", two)
@@ -155,28 +155,28 @@ async def test_has_subscribers_follows_subscriptions(bus: MemoryBus) -> None:
 
 
 async def test_sink_receives_events_while_subscriber_is_idle(bus: MemoryBus) -> None:
-    taken: list[int] = []
+    taken_seqs: list[int] = []
 
     def sink(event: Event) -> bool:
         if event.seq != 4:
-            taken.append(event.seq)
+            taken_seqs.append(event.seq)
         return event.seq != 4
 
     reader = bus.subscribe("run_1", sink)
     bus.publish("run_1", delta(1))
-    assert (await seqs(reader), taken) == ([1], [])
+    assert (await seqs(reader), taken_seqs) == ([1], [])
     waiting = asyncio.ensure_future(reader.take())
     await asyncio.sleep(0)
     for seq in (2, 3, 4, 5):
         bus.publish("run_1", delta(seq))
-    assert ([event.seq for event in await waiting], taken, reader.delivered_seq) == ([4, 5], [2, 3], 3)
+    assert ([event.seq for event in await waiting], taken_seqs, reader.delivered_seq) == ([4, 5], [2, 3], 3)
 
 
 async def test_sink_receives_nothing_behind_a_gap(bus: MemoryBus) -> None:
-    taken: list[int] = []
-    reader = bus.subscribe("run_1", lambda event: taken.append(event.seq) is None)
+    seqs: list[int] = []
+    reader = bus.subscribe("run_1", lambda event: seqs.append(event.seq) is None)
     waiting = asyncio.ensure_future(reader.take())
     await asyncio.sleep(0)
     reader.overflow()
     bus.publish("run_1", delta(1))
-    assert (await waiting, taken, reader.delivered_seq, reader.overflowed) == ([], [], 0, True)
+    assert (await waiting, seqs, reader.delivered_seq, reader.overflowed) == ([], [], 0, True)

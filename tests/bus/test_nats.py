@@ -1,4 +1,4 @@
-"""NATS between replicas: what is wrong with a connection is told, and what travels arrives once, or is seen to be missing."""
+"""NATS between replicas: connection errors are reported; messages arrive once, or are detected as missing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def delta(seq: int, text: str = "x") -> Event:
     return Event(RUN, "text.delta", 1, data, seq, round(time.time(), 3))
 
 
-class Side:
+class ReplicaBus:
     """One replica's connection and bus."""
 
     def __init__(self, url: str, namespace: str) -> None:
@@ -47,7 +47,7 @@ class Side:
         self.members = Members(self.connection)
         self.peers = NatsPeers(self.connection, self.members)
 
-    async def open(self) -> Side:
+    async def open(self) -> ReplicaBus:
         await self.connection.connect()
         self.bus.start()
         return self
@@ -58,7 +58,7 @@ class Side:
         await self.connection.close()
 
 
-async def stored(side: Side, after: int, expected: list[int]) -> list[int]:
+async def wait_for_stored(side: ReplicaBus, after: int, expected: list[int]) -> list[int]:
     """What the stream has, which gets events a moment after their readers."""
     seqs: list[int] = []
     with contextlib.suppress(TimeoutError):
@@ -69,10 +69,10 @@ async def stored(side: Side, after: int, expected: list[int]) -> list[int]:
 
 
 @pytest.fixture
-async def sides(shared_nats: str, namespace: str) -> AsyncIterator[tuple[Side, Side]]:
-    one, other = [await Side(shared_nats, namespace).open() for _ in range(2)]
-    yield one, other
-    await one.close()
+async def buses(shared_nats: str, namespace: str) -> AsyncIterator[tuple[ReplicaBus, ReplicaBus]]:
+    first, other = [await ReplicaBus(shared_nats, namespace).open() for _ in range(2)]
+    yield first, other
+    await first.close()
     await other.close()
 
 
@@ -83,9 +83,9 @@ async def sides(shared_nats: str, namespace: str) -> AsyncIterator[tuple[Side, S
     "url", ["", "redis://x", "nats:", "nats://", "nats://h:x", "http://h:4222", "memory:x", "nats://a,b"]
 )
 def test_wrong_bus_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"bus\.url") as told:
+    with pytest.raises(ConfigError, match=r"bus\.url") as raised:
         is_nats(url)
-    assert told.value.exit_code == 78 and told.value.hint
+    assert raised.value.exit_code == 78 and raised.value.hint
 
 
 def test_bus_urls() -> None:
@@ -151,11 +151,13 @@ async def test_queue_goes_on_without_the_server_that_led_it(tmp_path: Path) -> N
     routes = ",".join(f"nats://127.0.0.1:{port}" for port in ports)
     options = [("--cluster_name", "c", "--cluster", f"nats://127.0.0.1:{port}", "--routes", routes) for port in ports]
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(nats_server(tmp_path / f"n{at}", *words)) for at, words in enumerate(options)]
+        servers = [
+            stack.enter_context(nats_server(tmp_path / f"n{at}", *message)) for at, message in enumerate(options)
+        ]
         connection = NatsConnection(",".join(server.url for server in servers), "t", 3)
 
         async def is_connected() -> bool:
-            with contextlib.suppress(HermesError):  # the servers have not found each other yet
+            with contextlib.suppress(HermesError):  # the servers have not answering each other yet
                 await connection.connect()
             return connection.connected
 
@@ -182,10 +184,10 @@ async def test_queue_goes_on_without_the_server_that_led_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("version", "kind", "words"), [("2.10.0", BusError, "out of reach"), ("2.9.25", ConfigError, "too old")]
+    ("version", "kind", "message"), [("2.10.0", BusError, "out of reach"), ("2.9.25", ConfigError, "too old")]
 )
 async def test_nats_that_stops_to_answer_during_start_or_is_too_old(
-    monkeypatch: pytest.MonkeyPatch, version: str, kind: type[HermesError], words: str
+    monkeypatch: pytest.MonkeyPatch, version: str, kind: type[HermesError], message: str
 ) -> None:
     monkeypatch.setattr("hermes.bus.nats_connection.NATS_API_S_MAX", 0.05)
     about: dict[str, object] = {"server_id": "x", "version": version, "headers": True, "max_payload": 1_000_000}
@@ -199,7 +201,7 @@ async def test_nats_that_stops_to_answer_during_start_or_is_too_old(
 
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         error = await refusal(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    assert type(error) is kind and words in str(error) and error.hint
+    assert type(error) is kind and message in str(error) and error.hint
     assert error.exit_code == (69 if kind is BusError else 78)
 
 
@@ -208,17 +210,17 @@ async def test_replica_starts_with_nats_that_does_not_answer_for_a_while(
 ) -> None:
     """Once it is connected, it goes on by itself."""
     monkeypatch.setattr("hermes.bus.nats_connection.NATS_SYNC_S_MAX", 0.05)
-    one, other = [await Side(own_nats.url, "t").open() for _ in range(2)]
-    one.members._holder, other.members._holder = "elsewhere:1:1.00", "elsewhere:2:2.00"
+    first, other = [await ReplicaBus(own_nats.url, "t").open() for _ in range(2)]
+    first.members._holder, other.members._holder = "elsewhere:1:1.00", "elsewhere:2:2.00"
     await other.members.start()
-    server = NatsPeerServer(one.connection, {}, {})
+    server = NatsPeerServer(first.connection, {}, {})
     own_nats.pause()
-    await one.members.start()
+    await first.members.start()
     await server.start()
     own_nats.go_on()
-    await eventually(lambda: one.members.names() and other.members.names())
+    await eventually(lambda: first.members.names() and other.members.names())
     await server.close()
-    for side in (one, other):
+    for side in (first, other):
         await side.close()
 
 
@@ -229,7 +231,7 @@ async def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(error, ConfigError) and error.hint == "hermes install nats"
 
 
-async def test_stream_of_somebody_else_is_refused(own_nats: NatsServer) -> None:
+async def test_stream_of_other_owner_is_rejected(own_nats: NatsServer) -> None:
     connection = NatsConnection(own_nats.url, "t")
     await connection.connect()
     await connection.js.delete_stream(connection.runs_stream)
@@ -238,8 +240,8 @@ async def test_stream_of_somebody_else_is_refused(own_nats: NatsServer) -> None:
     assert "not one of Hermes" in str(await refusal(own_nats.url))
 
 
-async def test_connection_comes_back_and_streams_are_made_again(own_nats: NatsServer) -> None:
-    side = await Side(own_nats.url, "t").open()
+async def test_reconnect_recreates_streams(own_nats: NatsServer) -> None:
+    side = await ReplicaBus(own_nats.url, "t").open()
     changes: list[bool] = []
     side.connection.changes.append(lambda: changes.append(side.connection.connected))
     own_nats.stop(forget=True)
@@ -256,7 +258,7 @@ async def test_connection_comes_back_and_streams_are_made_again(own_nats: NatsSe
 # --- live events ------------------------------------------------------------------------------------------------------
 
 
-async def taken(subscription: Any, last: int) -> list[int]:
+async def receive_until(subscription: Any, last: int) -> list[int]:
     """The numbers that come, up to this one."""
     seqs: list[int] = []
     async with asyncio.timeout(SURELY_S):
@@ -265,14 +267,14 @@ async def taken(subscription: Any, last: int) -> list[int]:
     return seqs
 
 
-async def test_events_reach_reader_of_other_replica(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_events_reach_reader_of_other_replica(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    first, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
     sent = [delta(seq, text) for seq, text in enumerate(("a", "ä", "half \ud800", "", "z"), start=1)]
     for event in sent:
-        one.bus.publish(RUN, event)
+        first.bus.publish(RUN, event)
     events: list[Event] = []
     async with asyncio.timeout(SURELY_S):
         while len(events) < len(sent):
@@ -280,12 +282,12 @@ async def test_events_reach_reader_of_other_replica(sides: tuple[Side, Side]) ->
     assert events == sent
 
 
-async def test_sink_is_given_events_of_other_replica(sides: tuple[Side, Side]) -> None:
-    one, other = sides
-    got: list[int] = []
+async def test_sink_is_given_events_of_other_replica(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    first, other = buses
+    seqs: list[int] = []
 
     def sink(event: Event) -> bool:
-        got.append(event.seq)
+        seqs.append(event.seq)
         return True
 
     reader = other.bus.subscribe(RUN, sink)
@@ -294,14 +296,14 @@ async def test_sink_is_given_events_of_other_replica(sides: tuple[Side, Side]) -
     waiting = asyncio.ensure_future(reader.take())
     await asyncio.sleep(0)
     for seq in (1, 2, 3):
-        one.bus.publish(RUN, delta(seq))
-    await eventually(lambda: got == [1, 2, 3])
+        first.bus.publish(RUN, delta(seq))
+    await eventually(lambda: seqs == [1, 2, 3])
     assert not waiting.done() and reader.delivered_seq == 3
     waiting.cancel()
 
 
-async def test_readers_of_one_run_share_a_subscription(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_readers_of_one_run_share_a_subscription(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    first, other = buses
     client = other.connection.client
     assert client is not None
     before = len(client._subs)
@@ -309,73 +311,73 @@ async def test_readers_of_one_run_share_a_subscription(sides: tuple[Side, Side])
     for reader in readers:
         await other.bus.watch(RUN, reader)
     assert len(client._subs) == before + 1 and all(reader.join(0) for reader in readers)
-    one.bus.publish(RUN, delta(1))
-    assert [await taken(reader, 1) for reader in readers] == [[1]] * 3
+    first.bus.publish(RUN, delta(1))
+    assert [await receive_until(reader, 1) for reader in readers] == [[1]] * 3
     for reader in readers:
         other.bus.unwatch(RUN, reader)
     await eventually(lambda: len(client._subs) == before)
 
 
-async def test_missing_events_are_noticed_and_found_in_stream(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_missing_events_are_noticed_and_found_in_stream(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    first, other = buses
     for seq in (1, 2):
-        one.bus.publish(RUN, delta(seq))
-    assert one.connection.client is not None
-    await eventually(lambda: not one.bus._outgoing)
-    await one.connection.sync()
+        first.bus.publish(RUN, delta(seq))
+    assert first.connection.client is not None
+    await eventually(lambda: not first.bus._outgoing)
+    await first.connection.sync()
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
-    one.bus.publish(RUN, delta(3))
+    first.bus.publish(RUN, delta(3))
     async with asyncio.timeout(SURELY_S):
         await reader.wait(SURELY_S)
     assert not reader.join(0) and not reader.join(1)
-    assert await stored(other, 0, [1, 2, 3]) == [1, 2, 3]
+    assert await wait_for_stored(other, 0, [1, 2, 3]) == [1, 2, 3]
     assert [event.seq for event in await other.bus.recent(RUN, 1, time.time() - 60)] == [2, 3]
-    assert reader.join(2) and await taken(reader, 3) == [3]
+    assert reader.join(2) and await receive_until(reader, 3) == [3]
 
 
-async def test_lost_message_makes_reader_catch_up(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_lost_message_makes_reader_catch_up(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    first, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
-    one.bus.publish(RUN, delta(1))
-    assert await taken(reader, 1) == [1]
-    one.bus.publish(RUN, delta(2))
-    one.bus._outgoing.clear()
-    one.bus.publish(RUN, delta(3))
+    first.bus.publish(RUN, delta(1))
+    assert await receive_until(reader, 1) == [1]
+    first.bus.publish(RUN, delta(2))
+    first.bus._outgoing.clear()
+    first.bus.publish(RUN, delta(3))
     await eventually(lambda: reader.overflowed)
     assert not reader.join(1) and await other.bus.recent(RUN, 1) == []
     reader.restart(keep=True)
     assert reader.join(3)
-    one.bus.publish(RUN, delta(4))
-    assert await taken(reader, 4) == [4]
+    first.bus.publish(RUN, delta(4))
+    assert await receive_until(reader, 4) == [4]
 
 
-async def test_repeated_events_are_dropped(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_repeated_events_are_dropped(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    first, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
-    assert reader.join(0) and one.connection.client is not None
-    subject = f"{one.connection.prefix}.events.{RUN}"
+    assert reader.join(0) and first.connection.client is not None
+    subject = f"{first.connection.prefix}.events.{RUN}"
     for seqs in ((1, 2), (1, 2), (2, 3)):
         [data] = encode_batches([delta(seq) for seq in seqs])
-        await one.connection.client.publish(subject, data)
-    assert await taken(reader, 3) == [1, 2, 3]
+        await first.connection.client.publish(subject, data)
+    assert await receive_until(reader, 3) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"x", b"m", b"m\xc1", b"j{", frames.encode(1), frames.encode([1, [["a"]]]), frames.encode([0, []])]
 )
-async def test_bad_batch_does_not_end_subscription(sides: tuple[Side, Side], data: bytes) -> None:
-    one, other = sides
+async def test_bad_batch_does_not_end_subscription(buses: tuple[ReplicaBus, ReplicaBus], data: bytes) -> None:
+    first, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
-    assert reader.join(0) and one.connection.client is not None
-    await one.connection.client.publish(f"{one.connection.prefix}.events.{RUN}", data)
-    one.bus.publish(RUN, delta(1))
-    assert await taken(reader, 1) == [1]
-    assert await stored(other, 0, [1]) == [1]
+    assert reader.join(0) and first.connection.client is not None
+    await first.connection.client.publish(f"{first.connection.prefix}.events.{RUN}", data)
+    first.bus.publish(RUN, delta(1))
+    assert await receive_until(reader, 1) == [1]
+    assert await wait_for_stored(other, 0, [1]) == [1]
 
 
 def test_large_batch_is_split_and_large_event_is_a_reference() -> None:
@@ -389,12 +391,12 @@ def test_large_batch_is_split_and_large_event_is_a_reference() -> None:
     ]
 
 
-async def test_reference_sends_reader_to_store(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_reference_sends_reader_to_store(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    first, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
-    one.bus.publish(RUN, delta(1, "x" * 300_000))
+    first.bus.publish(RUN, delta(1, "x" * 300_000))
     await eventually(lambda: reader.overflowed)
     assert not reader.join(0)
     reader.restart(keep=True)
@@ -402,41 +404,41 @@ async def test_reference_sends_reader_to_store(sides: tuple[Side, Side]) -> None
 
 
 async def test_publishing_without_nats_drops_and_wakes_readers(own_nats: NatsServer) -> None:
-    one, other = [await Side(own_nats.url, "t").open() for _ in range(2)]
-    reader, local = other.bus.subscribe(RUN), one.bus.subscribe(RUN)
+    first, other = [await ReplicaBus(own_nats.url, "t").open() for _ in range(2)]
+    reader, local = other.bus.subscribe(RUN), first.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
     own_nats.stop(forget=True)
-    await eventually(lambda: not one.connection.connected and reader.overflowed)
-    one.bus.publish(RUN, delta(1))
+    await eventually(lambda: not first.connection.connected and reader.overflowed)
+    first.bus.publish(RUN, delta(1))
     assert [event.seq for event in await local.take()] == [1]
-    await eventually(lambda: one.bus.dropped == 1)
+    await eventually(lambda: first.bus.dropped == 1)
     assert await other.bus.recent(RUN, 0) == []
     reader.restart(keep=True)
     own_nats.start()
     # Readers must look at the store once more when NATS is back, and its streams too.
-    await eventually(lambda: one.connection.connected and reader.overflowed)
+    await eventually(lambda: first.connection.connected and reader.overflowed)
     reader.restart(keep=True)
-    one.bus.publish(RUN, delta(2))
+    first.bus.publish(RUN, delta(2))
     await reader.wait(SURELY_S)
     # The stream is empty now, and the event before this one was never sent.
     assert not reader.join(0) and reader.join(1)
-    assert await taken(reader, 2) == [2]
-    await one.close()
+    assert await receive_until(reader, 2) == [2]
+    await first.close()
     await other.close()
 
 
 async def test_stalled_nats_bounds_what_waits(own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nats_bus, "NATS_OUTGOING_EVENTS_MAX", 10)
-    side = await Side(own_nats.url, "t").open()
+    side = await ReplicaBus(own_nats.url, "t").open()
     for seq in range(1, 21):
         side.bus.publish(RUN, delta(seq))
     assert side.bus.dropped == 10
     await side.close()
 
 
-async def test_event_published_here_ends_following(sides: tuple[Side, Side]) -> None:
-    one, other = sides
+async def test_event_published_here_ends_following(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    first, other = buses
     reader = other.bus.subscribe(RUN)
     await other.bus.watch(RUN, reader)
     assert reader.join(0)
@@ -444,10 +446,10 @@ async def test_event_published_here_ends_following(sides: tuple[Side, Side]) -> 
     assert reader.overflowed
     reader.restart(keep=False)
     assert reader.join(4096)
-    one.bus.publish(RUN, delta(1))
-    await eventually(lambda: not one.bus._outgoing)
+    first.bus.publish(RUN, delta(1))
+    await eventually(lambda: not first.bus._outgoing)
     other.bus.publish(RUN, delta(4097))
-    assert await taken(reader, 4097) == [4097]
+    assert await receive_until(reader, 4097) == [4097]
 
 
 # --- peers ------------------------------------------------------------------------------------------------------------
@@ -479,25 +481,25 @@ class Answering:
 
 
 @pytest.fixture
-async def answering(sides: tuple[Side, Side]) -> AsyncIterator[Answering]:
-    found = Answering(sides[0].connection)
-    await found.server.start()
-    yield found
-    await found.server.close()
+async def answering(buses: tuple[ReplicaBus, ReplicaBus]) -> AsyncIterator[Answering]:
+    answering = Answering(buses[0].connection)
+    await answering.server.start()
+    yield answering
+    await answering.server.close()
 
 
 OWN = name_of(this_process())
 
 
 @pytest.mark.parametrize("at", range(len(VALUES) - 1))
-async def test_replica_value_round_trip(sides: tuple[Side, Side], answering: Answering, at: int) -> None:
-    assert await sides[1].peers.ask(OWN, "echo", VALUES[at]) == VALUES[at]
+async def test_replica_value_round_trip(buses: tuple[ReplicaBus, ReplicaBus], answering: Answering, at: int) -> None:
+    assert await buses[1].peers.ask(OWN, "echo", VALUES[at]) == VALUES[at]
 
 
 @pytest.mark.parametrize("run_id", ["run.1", "*", ">", "a b", "x\r\nPUB y 0\r\n", "", "ä" * 200])
-async def test_any_run_id_is_one_token_of_a_subject(sides: tuple[Side, Side], run_id: str) -> None:
-    one, other = sides
-    subject = one.connection.events_subject(run_id)
+async def test_any_run_id_is_one_token_of_a_subject(buses: tuple[ReplicaBus, ReplicaBus], run_id: str) -> None:
+    first, other = buses
+    subject = first.connection.events_subject(run_id)
     assert subject.count(".") == 3 and subject.isascii() and not set(subject) & set("*> \r\n")
     reader, stranger = other.bus.subscribe(run_id), other.bus.subscribe("run_2")
     await other.bus.watch(run_id, reader)
@@ -505,119 +507,125 @@ async def test_any_run_id_is_one_token_of_a_subject(sides: tuple[Side, Side], ru
     assert reader.join(0) and stranger.join(0)
     event = delta(1)
     event.run_id = run_id
-    one.bus.publish(run_id, event)
-    assert await taken(reader, 1) == [1]
+    first.bus.publish(run_id, event)
+    assert await receive_until(reader, 1) == [1]
     assert not stranger._events
 
 
-async def test_large_answer_of_replica_comes_in_parts(sides: tuple[Side, Side], answering: Answering) -> None:
-    assert await sides[1].peers.ask(OWN, "echo", "large") == VALUES[-1]
+async def test_large_replica_answer_is_sent_in_parts(
+    buses: tuple[ReplicaBus, ReplicaBus], answering: Answering
+) -> None:
+    assert await buses[1].peers.ask(OWN, "echo", "large") == VALUES[-1]
 
 
-async def test_too_large_question_is_refused(sides: tuple[Side, Side], answering: Answering) -> None:
+async def test_too_large_question_is_refused(buses: tuple[ReplicaBus, ReplicaBus], answering: Answering) -> None:
     with pytest.raises(PeerGone):
-        await sides[1].peers.ask(OWN, "echo", VALUES[-1])
+        await buses[1].peers.ask(OWN, "echo", VALUES[-1])
 
 
 @pytest.mark.parametrize("operation", ["fail", "unknown", "count"])
 async def test_failing_replica_operation_raises_peer_gone(
-    sides: tuple[Side, Side], answering: Answering, operation: str
+    buses: tuple[ReplicaBus, ReplicaBus], answering: Answering, operation: str
 ) -> None:
     with pytest.raises(PeerGone):
-        await sides[1].peers.ask(OWN, operation)
-    assert await sides[1].peers.ask(OWN, "echo", 1) == 1
+        await buses[1].peers.ask(OWN, operation)
+    assert await buses[1].peers.ask(OWN, "echo", 1) == 1
 
 
 @pytest.mark.parametrize("name", ["", "*", "peer-*", "a b\r\nPUB x 0"])
-async def test_bad_replica_name_is_gone(sides: tuple[Side, Side], answering: Answering, name: str) -> None:
+async def test_bad_replica_name_is_gone(buses: tuple[ReplicaBus, ReplicaBus], answering: Answering, name: str) -> None:
     with pytest.raises(PeerGone):
-        await sides[1].peers.ask(name, "echo", 1)
+        await buses[1].peers.ask(name, "echo", 1)
 
 
-async def test_unknown_replica_is_gone_at_once(sides: tuple[Side, Side]) -> None:
+async def test_unknown_replica_is_gone_at_once(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
     async def ask() -> float:
-        began = time.monotonic()
+        started_at = time.monotonic()
         with pytest.raises(PeerGone):
-            await sides[1].peers.ask(name_of("nobody:1:2.00"), "echo", 1)
-        assert [value async for value in sides[1].peers.follow(name_of("nobody:1:2.00"), "count", 1, False)] == []
-        return time.monotonic() - began
+            await buses[1].peers.ask(name_of("nobody:1:2.00"), "echo", 1)
+        assert [value async for value in buses[1].peers.follow(name_of("nobody:1:2.00"), "count", 1, False)] == []
+        return time.monotonic() - started_at
 
     await once_within(3.0, ask)
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"m\xc1", frames.encode(5), frames.encode(["echo", 5])])
-async def test_bad_question_does_not_end_answers(sides: tuple[Side, Side], answering: Answering, data: bytes) -> None:
-    client = sides[1].connection.client
+async def test_bad_question_does_not_end_answers(
+    buses: tuple[ReplicaBus, ReplicaBus], answering: Answering, data: bytes
+) -> None:
+    client = buses[1].connection.client
     assert client is not None
-    await client.publish(nats_peers._subject(sides[1].connection, OWN), data)
-    assert await sides[1].peers.ask(OWN, "echo", 1) == 1
+    await client.publish(nats_peers._subject(buses[1].connection, OWN), data)
+    assert await buses[1].peers.ask(OWN, "echo", 1) == 1
 
 
-async def test_replica_stream_is_followed_to_end(sides: tuple[Side, Side], answering: Answering) -> None:
-    values = [value async for value in sides[1].peers.follow(OWN, "count", 3, False)]
+async def test_replica_stream_is_followed_to_end(buses: tuple[ReplicaBus, ReplicaBus], answering: Answering) -> None:
+    values = [value async for value in buses[1].peers.follow(OWN, "count", 3, False)]
     assert [number for number, _ in values] == [0, 1, 2] and len(values[0][1]) == 1_000_000
 
 
 async def test_replica_stream_idle_keepalive(
-    sides: tuple[Side, Side], answering: Answering, monkeypatch: pytest.MonkeyPatch
+    buses: tuple[ReplicaBus, ReplicaBus], answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nats_peers, "PEER_IDLE_S", 0.05)
-    assert [value async for value in sides[1].peers.follow(OWN, "count", 0, True)] == [[]]
+    assert [value async for value in buses[1].peers.follow(OWN, "count", 0, True)] == [[]]
 
 
 # --- members ----------------------------------------------------------------------------------------------------------
 
 
-async def test_members_are_seen_counted_and_leave(sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = (side.members for side in sides)
-    one._holder, other._holder = "elsewhere:1:1.00", "elsewhere:2:2.00"
-    gone: list[str] = []
-    other.on_gone.append(gone.append)
-    await one.start()
+async def test_members_are_seen_counted_and_leave(
+    buses: tuple[ReplicaBus, ReplicaBus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other = (side.members for side in buses)
+    first._holder, other._holder = "elsewhere:1:1.00", "elsewhere:2:2.00"
+    lost: list[str] = []
+    other.on_gone.append(lost.append)
+    await first.start()
     await other.start()
-    await eventually(lambda: one.names() and other.names())
-    assert other.names() == [name_of(one._holder)]
-    one.put("alice", 2)
-    one.put("bob", 1)
-    one.put(None, 3)
+    await eventually(lambda: first.names() and other.names())
+    assert other.names() == [name_of(first._holder)]
+    first.put("alice", 2)
+    first.put("bob", 1)
+    first.put(None, 3)
     await eventually(lambda: other.others(None) == 3)
     assert (other.others("alice"), other.others("carol")) == (2, 0)
-    one.put("alice", 0)
+    first.put("alice", 0)
     await eventually(lambda: other.others(None) == 1)
-    await one.close()
-    await eventually(lambda: gone == ["elsewhere:1:1.00"])
+    await first.close()
+    await eventually(lambda: lost == ["elsewhere:1:1.00"])
     assert other.names() == [] and other.others(None) == 0
 
 
-async def test_silent_member_is_gone(sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_member_is_gone(buses: tuple[ReplicaBus, ReplicaBus], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.bus.nats_members.REPLICA_GONE_S", 1.0)
-    one, other = (side.members for side in sides)
-    one._holder = "elsewhere:1:1.00"
+    first, other = (side.members for side in buses)
+    first._holder = "elsewhere:1:1.00"
     await other.start()
-    await one.start()
+    await first.start()
     await eventually(lambda: len(other.names()) == 1)
-    assert one._beating is not None
-    one._beating.cancel()
+    assert first._beating is not None
+    first._beating.cancel()
     await eventually(lambda: other.names() == [])
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\x01\x02\x03"])
-async def test_bad_sign_of_life_is_ignored(sides: tuple[Side, Side], data: bytes) -> None:
-    one, other = sides
+async def test_bad_sign_of_life_is_ignored(buses: tuple[ReplicaBus, ReplicaBus], data: bytes) -> None:
+    first, other = buses
     await other.members.start()
-    client = one.connection.client
+    client = first.connection.client
     assert client is not None
-    await client.publish(f"{one.connection.prefix}.alive", data)
-    one.members._holder = "elsewhere:1:1.00"
-    await one.members.start()
+    await client.publish(f"{first.connection.prefix}.alive", data)
+    first.members._holder = "elsewhere:1:1.00"
+    await first.members.start()
     await eventually(lambda: len(other.members.names()) == 1)
 
 
 # --- the queue --------------------------------------------------------------------------------------------------------
 
 
-async def test_queued_message_is_delivered_once(sides: tuple[Side, Side]) -> None:
-    queues = [NatsQueue(side.connection) for side in sides]
+async def test_queued_message_is_delivered_once(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    queues = [NatsQueue(side.connection) for side in buses]
     for number in range(4):
         await queues[0].put(f"run_{number}")
     assert await queues[1].size() == 4
@@ -634,19 +642,19 @@ async def test_queued_message_is_delivered_once(sides: tuple[Side, Side]) -> Non
     await eventually(is_empty)
 
 
-async def test_message_given_back_comes_again_later(sides: tuple[Side, Side]) -> None:
-    queue = NatsQueue(sides[0].connection)
+async def test_negatively_acknowledged_message_is_redelivered(buses: tuple[ReplicaBus, ReplicaBus]) -> None:
+    queue = NatsQueue(buses[0].connection)
     await queue.put("run_1")
     delivery = await queue.take(SURELY_S)
     assert delivery is not None
     await delivery.nak(0.2)
-    began = time.monotonic()
+    started_at = time.monotonic()
     again = await queue.take(SURELY_S)
-    assert again is not None and again.count == 2 and time.monotonic() - began > 0.1
+    assert again is not None and again.count == 2 and time.monotonic() - started_at > 0.1
 
 
 async def test_queue_without_nats(own_nats: NatsServer) -> None:
-    side = await Side(own_nats.url, "t").open()
+    side = await ReplicaBus(own_nats.url, "t").open()
     queue = NatsQueue(side.connection)
     await queue.put("run_1")
     own_nats.stop(forget=True)

@@ -1,4 +1,4 @@
-"""An editor as the SDK's own client side makes one: `hermes acp` behind real pipes, with buffers, answers and a record."""
+"""An ACP editor built with the SDK's client: `hermes acp` over real pipes, with open buffers and a record of updates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from acp.schema import (
 
 from support.preloaded import HermesProcess
 
-from .conftest import HERMES, Place
+from .conftest import HERMES, Cli
 
 WAIT_S = 60.0
 
@@ -41,13 +41,13 @@ class Editor:
         self.buffers: dict[str, str] = {}
         self.reads: list[str] = []
         self.writes: list[str] = []
-        self.asked: list[dict[str, Any]] = []
+        self.permission_requests: list[dict[str, Any]] = []
         self.terminals: dict[str, asyncio.subprocess.Process] = {}
         self.outputs: dict[str, asyncio.Task[tuple[bytes, bytes]]] = {}
         self.killed: list[str] = []
         self.released: list[str] = []
         self.choose: Callable[[dict[str, Any]], str | None] = lambda _: "once"
-        self.held: asyncio.Event | None = None
+        self.permission_gate: asyncio.Event | None = None
         self._changed = asyncio.Condition()
 
     # --- what the agent calls
@@ -59,12 +59,12 @@ class Editor:
 
     async def request_permission(self, session_id: str, tool_call: Any, options: Any, **_: Any) -> Any:
         request = {"sessionId": session_id, "toolCall": tool_call.model_dump(by_alias=True, exclude_none=True)}
-        request["options"] = [one.model_dump(by_alias=True, exclude_none=True) for one in options]
+        request["options"] = [option.model_dump(by_alias=True, exclude_none=True) for option in options]
         async with self._changed:
-            self.asked.append(request)
+            self.permission_requests.append(request)
             self._changed.notify_all()
-        if self.held is not None:
-            await self.held.wait()
+        if self.permission_gate is not None:
+            await self.permission_gate.wait()
         choice = self.choose(request)
         outcome = {"outcome": "selected", "optionId": choice} if choice else {"outcome": "cancelled"}
         return RequestPermissionResponse.model_validate({"outcome": outcome})
@@ -90,7 +90,7 @@ class Editor:
     async def create_terminal(
         self, session_id: str, command: str, args: Any = None, env: Any = None, cwd: str | None = None, **_: Any
     ) -> CreateTerminalResponse:
-        environ = {**os.environ, "OF_EDITOR": "yes", **{one.name: one.value for one in env or ()}}
+        environ = {**os.environ, "OF_EDITOR": "yes", **{variable.name: variable.value for variable in env or ()}}
         process = await asyncio.create_subprocess_exec(
             *(command, *args),
             env=environ,
@@ -140,28 +140,32 @@ class Editor:
         info = Implementation(name="editor", title="Editor", version="1")
         return await self.agent.initialize(protocol_version=1, client_capabilities=offered, client_info=info)
 
-    async def until(self, seen: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
         async with self._changed, asyncio.timeout(WAIT_S):
-            await self._changed.wait_for(seen)
+            await self._changed.wait_for(condition)
 
     def kinds(self, session_id: str | None = None) -> list[str]:
-        return [update["sessionUpdate"] for one, update in self.updates if session_id in (None, one)]
+        return [update["sessionUpdate"] for updated_id, update in self.updates if session_id in (None, updated_id)]
 
     def of(self, kind: str, session_id: str | None = None) -> list[dict[str, Any]]:
-        return [update for one, update in self.updates if update["sessionUpdate"] == kind and session_id in (None, one)]
+        return [
+            update
+            for updated_id, update in self.updates
+            if update["sessionUpdate"] == kind and session_id in (None, updated_id)
+        ]
 
     def text(self, kind: str = "agent_message_chunk", session_id: str | None = None) -> str:
         return "".join(update["content"].get("text", "") for update in self.of(kind, session_id))
 
 
 @asynccontextmanager
-async def started(place: Place, *words: str) -> AsyncIterator[tuple[Any, Any, subprocess.Popen[bytes]]]:
+async def started(cli: Cli, *args: str) -> AsyncIterator[tuple[Any, Any, subprocess.Popen[bytes]]]:
     """`hermes acp` with a reader of its output and a writer to its input."""
-    log = (place.home.parent / "stderr").open("wb")
+    log = (cli.home.parent / "stderr").open("wb")
     process = HermesProcess(
-        [*HERMES, "acp", *words],
-        env=place.env,
-        cwd=place.folder,
+        [*HERMES, "acp", *args],
+        env=cli.env,
+        cwd=cli.folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -183,17 +187,17 @@ async def started(place: Place, *words: str) -> AsyncIterator[tuple[Any, Any, su
 
 
 @asynccontextmanager
-async def editing(place: Place, *words: str) -> AsyncIterator[Editor]:
+async def editing(cli: Cli, *args: str) -> AsyncIterator[Editor]:
     editor = Editor()
-    async with started(place, *words) as (reader, writer, process):
+    async with started(cli, *args) as (reader, writer, process):
         editor.agent, editor.process = connect_to_agent(editor, writer, reader, use_unstable_protocol=True), process
         yield editor
         await editor.agent.close()
 
 
-def stderr_of(place: Place) -> str:
-    return (place.home.parent / "stderr").read_text()
+def stderr_of(cli: Cli) -> str:
+    return (cli.home.parent / "stderr").read_text()
 
 
-def real(place: Place, name: str) -> str:
-    return os.path.realpath(place.folder / name)
+def real(cli: Cli, name: str) -> str:
+    return os.path.realpath(cli.folder / name)

@@ -1,4 +1,4 @@
-"""The command in a home: as a function, in a folder with a scripted model, with or without a server beside it."""
+"""Runs `hermes` commands: in this process, as a process or at a terminal; with a scripted model, and a server if wanted."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from .terminal import Terminal
 
 KEY = "q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa"
 HERMES = [sys.executable, "-m", "hermes"]
-# Titles are asked for behind the back of a turn, and would eat the script of a test about something else.
+# The request for a title would consume a reply of the script in tests about something else.
 SETTINGS = "auxiliary: {title_generation: {enabled: false}}\nterminal: {backend: local}\nagent: {api_max_retries: 0}\n"
 
 
-class Done(NamedTuple):
-    """How a command ended."""
+class CompletedCommand(NamedTuple):
+    """Exit code and output of a command."""
 
     returncode: int
     stdout: str
     stderr: str
 
 
-class Place:
-    """Where a command is run."""
+class Cli:
+    """Runs commands in a home and a folder of their own."""
 
     def __init__(self, home: Path, folder: Path, model: ModelServer, stack: contextlib.ExitStack) -> None:
         self.home, self.folder, self.model, self._stack = home, folder, model, stack
@@ -62,8 +62,8 @@ class Place:
     def script(self, *replies: Reply) -> None:
         self.model.script = list(replies)
 
-    def run(self, *words: str, stdin: str = "", **env: str) -> Done:
-        """The command, to its end. It is run in this process, which spares its start."""
+    def run(self, *args: str, stdin: str = "", **env: str) -> CompletedCommand:
+        """Run a command in this process, which is faster than starting one."""
         out, err = io.StringIO(), io.StringIO()
         (self.home.parent / "stdin").write_text(stdin)
         with (
@@ -75,46 +75,46 @@ class Place:
             contextlib.redirect_stderr(err),
         ):
             try:
-                code = main(words)
+                code = main(args)
             except SystemExit as end:
                 code = int(end.code or 0)
-        return Done(code, out.getvalue(), err.getvalue())
+        return CompletedCommand(code, out.getvalue(), err.getvalue())
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """The command, under way."""
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        """Start a command as a process."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = HermesProcess([*HERMES, *words], env=self.env, cwd=self.folder, text=True, **pipes)
+        process = HermesProcess([*HERMES, *args], env=self.env, cwd=self.folder, text=True, **pipes)
         self._stack.callback(process.communicate)
         self._stack.callback(process.kill)
         return process
 
-    def terminal(self, *words: str, **more: Any) -> Terminal:
-        """The command at a terminal, its prompt shown."""
-        made = Terminal([*HERMES, *words], self.env, self.folder, **more)
-        self._stack.callback(made.close)
-        made.until(lambda screen: " tokens" in screen.rpartition("\n")[2])
-        return made
+    def terminal(self, *args: str, **more: Any) -> Terminal:
+        """Start a command at a terminal, and wait for its prompt."""
+        terminal = Terminal([*HERMES, *args], self.env, self.folder, **more)
+        self._stack.callback(terminal.close)
+        terminal.until(lambda screen: " tokens" in screen.rpartition("\n")[2])
+        return terminal
 
-    def serve(self, *words: str) -> None:
-        """A server of the home beside the command, which may work in the command's folder."""
+    def serve(self, *args: str) -> None:
+        """Start a server of the home, which may work in the command's folder."""
         self.shared = True
         self.configure(self.more)
-        self.server = self.start("gateway", "run", *(words or ("--port", "0")))
+        self.server = self.start("gateway", "run", *(args or ("--port", "0")))
         assert self.server.stdout is not None
         assert "listening" in self.server.stdout.readline(), self.server.communicate()
 
     def sessions(self) -> list[dict[str, Any]]:
         with contextlib.closing(SessionDB(self.home / "state.db")) as db:
-            return [db.get_session(one["id"]) or {} for one in db.list_sessions()]
+            return [db.get_session(session["id"]) or {} for session in db.list_sessions()]
 
-    def said(self) -> list[tuple[str, Any]]:
-        """The one conversation that there is."""
+    def messages(self) -> list[tuple[str, Any]]:
+        """Role and content of the messages of the only session."""
         [session] = self.sessions()
         with contextlib.closing(SessionDB(self.home / "state.db")) as db:
             return [(row["role"], row["content"]) for row in db.get_messages(session["id"])]
 
-    def asked(self, at: int = -1) -> list[tuple[str, str]]:
-        """What the model was shown, but for the system prompt."""
+    def model_messages(self, at: int = -1) -> list[tuple[str, str]]:
+        """Role and text of the messages of a model request, without the system prompt."""
         return [(turn.role, turn.text) for turn in self.model.requests[at].turns if turn.role != "system"]
 
 
@@ -126,13 +126,13 @@ def home(home_folder: Path) -> Home:
 
 @pytest.fixture
 def hermes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hermes:
-    """Runs a command in this process; `typed` is what somebody at a terminal types, `piped` what is piped in."""
+    """Runs a command in this process; `typed` is terminal input, `piped` is piped input."""
 
-    def run(*words: str, typed: str | None = None, piped: str = "") -> Result:
+    def run(*args: str, typed: str | None = None, piped: str = "") -> Result:
         monkeypatch.setattr(sys, "stdin", io.StringIO(piped) if typed is None else TerminalInput(typed))
         capsys.readouterr()
         try:
-            code = main(words)
+            code = main(args)
         except SystemExit as end:
             code = int(end.code or 0)
         printed = capsys.readouterr()
@@ -143,7 +143,7 @@ def hermes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.fixture
 def editor(monkeypatch: pytest.MonkeyPatch) -> Editor:
-    """Makes the editor one that runs a line of Python in which `path` is the file."""
+    """Sets $EDITOR to a line of Python in which `path` is the edited file."""
 
     def use(program: str) -> None:
         script = f"from pathlib import Path; import sys; path = Path(sys.argv[1]); {program}"
@@ -154,33 +154,33 @@ def editor(monkeypatch: pytest.MonkeyPatch) -> Editor:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def cli(tmp_path: Path) -> Iterator[Cli]:
     with serving() as model, contextlib.ExitStack() as stack:
-        yield Place(tmp_path / "home", tmp_path / "folder", model, stack)
+        yield Cli(tmp_path / "home", tmp_path / "folder", model, stack)
 
 
 @pytest.fixture(params=["here", "server"])
-def each_way(place: Place, request: pytest.FixtureRequest) -> Place:
-    """The same with the agent in the command's own process, and in a server."""
+def cli_or_server(cli: Cli, request: pytest.FixtureRequest) -> Cli:
+    """Runs the test twice: with the agent in the command's process, and in a server."""
     if request.param == "server":
-        place.serve()
-    return place
+        cli.serve()
+    return cli
 
 
 @pytest.fixture
-def elsewhere(place: Place) -> Place:
-    """A server, and a command whose own home has neither a model nor this server's sessions."""
-    place.configure(f"api_server: {{key: {KEY}}}\n")
-    place.serve()
-    url = local_url(Home(place.home))
-    own = place.home.parent / "own"
+def elsewhere(cli: Cli) -> Cli:
+    """A server, and commands with another home, which has no model and none of the server's sessions."""
+    cli.configure(f"api_server: {{key: {KEY}}}\n")
+    cli.serve()
+    url = local_url(Home(cli.home))
+    own = cli.home.parent / "own"
     own.mkdir(mode=0o700)
     write_private(own / "config.yaml", "model: {path: none}\n")
-    place.env |= {"HERMES_HOME": str(own), "HERMES_API_KEY": KEY}
-    place.options = ("--server", url)
-    return place
+    cli.env |= {"HERMES_HOME": str(own), "HERMES_API_KEY": KEY}
+    cli.options = ("--server", url)
+    return cli
 
 
 def lines_of(text: str) -> list[Any]:
-    """JSON lines."""
+    """Parse JSON lines."""
     return [json.loads(line) for line in text.splitlines()]

@@ -1,4 +1,4 @@
-"""A command as a function of the test, and its result."""
+"""The result of a command that is run in the test process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Result(NamedTuple):
-    """A command that has ended."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -21,7 +21,7 @@ class Result(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """The one document that was printed."""
+        """The printed JSON document."""
         return json.loads(self.out)
 
 

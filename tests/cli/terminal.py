@@ -1,4 +1,4 @@
-"""A terminal for tests: a pseudo-terminal with somebody who types, and a screen that shows what a person would see."""
+"""A pseudo-terminal for tests: it types keys, and renders the screen that a user would see."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SURELY_S = 120.0
 
 
 class Screen:
-    """What is on a screen, and what has gone out of it at the top."""
+    """The lines of a screen and its scrollback."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.columns, self.rows = columns, rows
@@ -32,21 +32,21 @@ class Screen:
         self._left = ""
 
     def feed(self, text: str) -> int:
-        """Take in what was written; how often the program asked where the cursor is."""
-        text, at, asked = self._left + text, 0, 0
+        """Process output; returns the number of cursor position queries."""
+        text, at, queries = self._left + text, 0, 0
         self._left = ""
         while at < len(text):
             if text[at] != "\x1b":
                 self._put(text[at])
                 at += 1
             elif match := _SEQUENCE.match(text, at):
-                asked += match[2] == "n"
+                queries += match[2] == "n"
                 self._steer(match[1] or "", match[2] or "")
                 at = match.end()
             else:
                 self._left = text[at:]  # the rest of it is still to come
                 break
-        return asked
+        return queries
 
     def _put(self, char: str) -> None:
         if char == "\n":
@@ -109,15 +109,15 @@ class Terminal:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._fd, inner = pty.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        told = {**env, "TERM": "xterm-256color", "LANG": "C.UTF-8", "COLUMNS": str(columns), "LINES": str(rows)}
+        environ = {**env, "TERM": "xterm-256color", "LANG": "C.UTF-8", "COLUMNS": str(columns), "LINES": str(rows)}
         with stdout.open("wb") if stdout else contextlib.nullcontext(inner) as output:
             self.process = HermesProcess(
-                argv, stdin=inner, stdout=output, stderr=inner, env=told, cwd=cwd, start_new_session=True
+                argv, stdin=inner, stdout=output, stderr=inner, env=environ, cwd=cwd, start_new_session=True
             )
         os.close(inner)
 
     def type(self, text: str) -> None:
-        """Press these keys."""
+        """Send these keys."""
         os.write(self._fd, text.encode())
 
     def send(self, text: str) -> None:
@@ -125,7 +125,7 @@ class Terminal:
         self.type(f"{text}\r")
 
     def until(self, wanted: str | Callable[[str], bool], seconds: float = _SURELY_S) -> str:
-        """The screen, once something is on it."""
+        """Wait until the text is on the screen or the condition holds; returns the screen."""
         end = time.monotonic() + seconds
         while not (wanted in str(self) if isinstance(wanted, str) else wanted(str(self))):
             assert time.monotonic() < end, f"not on the screen: {wanted}\n{self}"
@@ -133,7 +133,7 @@ class Terminal:
         return str(self)
 
     def _take(self) -> bool:
-        """A little of what the program writes. False: there was nothing."""
+        """Read available output; False if there was none."""
         if not select.select([self._fd], [], [], 0.05)[0]:
             return False
         try:
@@ -145,14 +145,14 @@ class Terminal:
         return bool(data)
 
     def wait(self, seconds: float = _SURELY_S) -> int:
-        """The exit code, once the program has ended and all it wrote has been seen."""
+        """Read output until the program exits, and return the exit code."""
         end = time.monotonic() + seconds
         while self._take() or self.process.poll() is None:
             assert time.monotonic() < end, f"it does not end\n{self}"
         return self.process.wait()
 
     def hang_up(self) -> None:
-        """Be gone, as a window that is closed."""
+        """Close the terminal and send SIGHUP."""
         os.close(self._fd)
         self._fd = -1
         self.process.send_signal(signal.SIGHUP)

@@ -36,8 +36,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(tmp_path / "home")
 
 
-def run(home: Home, *words: str, json: bool = False, **more: Any) -> int:
-    args = parser_with({words[0]}).parse_args(words, argparse.Namespace(json=json, **more))
+def run(home: Home, *argv: str, json: bool = False, **more: Any) -> int:
+    args = parser_with({argv[0]}).parse_args(argv, argparse.Namespace(json=json, **more))
     try:
         exit_code: int = args.work(args, home) or 0
     except HermesError as error:
@@ -68,7 +68,7 @@ def test_config_show_names_value_and_source(
     monkeypatch.setenv("API_SERVER_PORT", "5")
     write(home, "\nmodel: gpt", "API_SERVER_HOST=::")
     assert run(home, "config", "show", provider="openai") == 0
-    shown = lines(capsys)
+    output = lines(capsys)
     for line in (
         "model.default = gpt  (config.yaml line 2)",
         "model.provider = openai  (flag)",
@@ -77,7 +77,7 @@ def test_config_show_names_value_and_source(
         "agent.max_turns = 90  (default)",
         'agent.context_files = [".hermes.md", "HERMES.md", "AGENTS.md"]  (default)',
     ):
-        assert line in shown
+        assert line in output
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -103,10 +103,10 @@ def test_config_never_prints_secrets(
 def test_config_show_json(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     write(home, "timezone: UTC")
     run(home, "config", "show", json=True)
-    shown = document(capsys)
-    assert (shown["profile"], shown["home"]) == ("default", str(home.path))
+    output = document(capsys)
+    assert (output["profile"], output["home"]) == ("default", str(home.path))
     expected = {"key": "timezone", "value": "UTC", "source": "file", "where": "config.yaml line 1"}
-    assert expected in shown["settings"]
+    assert expected in output["settings"]
 
 
 def test_config_show_creates_nothing(home: Home) -> None:
@@ -197,8 +197,8 @@ def test_config_check_reports_problems(home: Home, capsys: pytest.CaptureFixture
 def test_config_check_reports_unreadable_file(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     write(home, "a: [")
     assert run(home, "config", "check", json=True) == 1
-    found = document(capsys)
-    assert (found["ok"], found["problems"][0]["where"]) == (False, "config.yaml line 2, column 1")
+    report = document(capsys)
+    assert (report["ok"], report["problems"][0]["where"]) == (False, "config.yaml line 2, column 1")
 
 
 def test_config_check_json(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,13 +208,13 @@ def test_config_check_json(home: Home, capsys: pytest.CaptureFixture[str]) -> No
     assert (problem["severity"], problem["key"], problem["line"], problem["nearest"]) == ("warn", "agnet", 1, "agent")
 
 
-def test_config_describe_tells_what_a_setting_is_for(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_describe_explains_a_setting(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(home, "config", "describe", "model.default") == 0
     assert lines(capsys)[0] == "model.default"
     assert run(home, "config", "describe", "api_server.port") == 0
-    shown = lines(capsys)
-    assert "  default: 8642" in shown and "  environment: API_SERVER_PORT" in shown
-    assert any("from 0 to 65535" in line for line in shown)
+    output = lines(capsys)
+    assert "  default: 8642" in output and "  environment: API_SERVER_PORT" in output
+    assert any("from 0 to 65535" in line for line in output)
     assert run(home, "config", "describe", "api_server.drain_seconds") == 0
     assert "  default: that of agent.restart_drain_timeout" in lines(capsys)
 
@@ -385,10 +385,10 @@ def test_profile_create_clones_secrets_on_request(home: Home, flags: list[str], 
     assert (settings.model.default, bool(settings.api_server.key)) == ("gpt", secret)
 
 
-@pytest.mark.parametrize("words", [["work", "--with-secrets"], ["Work"], ["default"], ["taken"]])
-def test_profile_create_usage_errors(home: Home, words: list[str]) -> None:
+@pytest.mark.parametrize("args", [["work", "--with-secrets"], ["Work"], ["default"], ["taken"]])
+def test_profile_create_usage_errors(home: Home, args: list[str]) -> None:
     profiles.create_profile(home, "taken")
-    assert run(home, "profile", "create", *words) == 2
+    assert run(home, "profile", "create", *args) == 2
     assert homes.list_profiles(home) == ["default", "taken"]
 
 
@@ -397,9 +397,9 @@ def test_profile_use_is_sticky(home: Home) -> None:
     assert (run(home, "profile", "use", "work"), homes.sticky_profile(home.path)) == (0, "work")
 
 
-@pytest.mark.parametrize("words", [["use", "x"], ["show", "x"], ["rename", "x", "y"], ["delete", "x", "-y"]])
-def test_missing_profile_is_not_found(home: Home, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(home, "profile", *words) == 5
+@pytest.mark.parametrize("args", [["use", "x"], ["show", "x"], ["rename", "x", "y"], ["delete", "x", "-y"]])
+def test_missing_profile_is_not_found(home: Home, args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(home, "profile", *args) == 5
     assert capsys.readouterr().err == "There is no profile 'x'. Try: hermes profile list\n"
 
 
@@ -441,14 +441,16 @@ def test_profile_delete_without_terminal_names_flag(home: Home, capsys: pytest.C
     assert homes.list_profiles(home) == ["default", "work"]
 
 
-@pytest.mark.parametrize(("typed", "exit_code", "left"), [("work\n", 0, []), ("yes\n", 1, ["work"]), ("", 1, ["work"])])
+@pytest.mark.parametrize(
+    ("typed", "exit_code", "remaining"), [("work\n", 0, []), ("yes\n", 1, ["work"]), ("", 1, ["work"])]
+)
 def test_profile_delete_asks_for_name(
-    home: Home, monkeypatch: pytest.MonkeyPatch, typed: str, exit_code: int, left: list[str]
+    home: Home, monkeypatch: pytest.MonkeyPatch, typed: str, exit_code: int, remaining: list[str]
 ) -> None:
     profiles.create_profile(home, "work")
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
     assert run(home, "profile", "delete", "work") == exit_code
-    assert homes.list_profiles(home) == ["default", *left]
+    assert homes.list_profiles(home) == ["default", *remaining]
 
 
 def test_profile_delete_with_yes(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -480,7 +482,7 @@ def test_check_names_values_that_lead_nowhere(
     assert "passw" not in problem["message"]
 
 
-def test_check_takes_what_leads_somewhere(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_check_accepts_valid_references(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     write(
         home,
         "model: {default: m, provider: mine}\nproviders: {mine: {base_url: 'http://[::1]:8000/v1'}}\n"

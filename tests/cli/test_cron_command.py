@@ -32,14 +32,14 @@ def configure(home: Home, server: ModelServer) -> None:
     write_private(home.config_file, f"model: {{default: m, base_url: '{server.url}/v1'}}\n{QUIET}")
 
 
-def create(hermes: Hermes, *words: str) -> Any:
-    return hermes("cron", "create", *(words or ("every 2h", "Say what is new.")), "--json").json
+def create(hermes: Hermes, *args: str) -> Any:
+    return hermes("cron", "create", *(args or ("every 2h", "Say what is new.")), "--json").json
 
 
 def test_cron_create_prints_next_times_and_warns_without_server(home: Home, hermes: Hermes) -> None:
-    done = hermes("cron", "create", "0 9 * * *", "Say what is new.", "--timezone", "UTC", "--name", "news")
-    assert done.code == 0 and len([line for line in done.lines if "T09:00:00+00:00" in line]) == 3
-    assert "No server is running" in done.err
+    result = hermes("cron", "create", "0 9 * * *", "Say what is new.", "--timezone", "UTC", "--name", "news")
+    assert result.code == 0 and len([line for line in result.lines if "T09:00:00+00:00" in line]) == 3
+    assert "No server is running" in result.err
     job = hermes("cron", "list", "--json").json["jobs"][0]
     assert (job["name"], job["schedule_display"], job["enabled"]) == ("news", "0 9 * * *", True)
     assert job["origin"] == {"source": "cli", "session_id": None} and "owner" not in job
@@ -52,7 +52,7 @@ def test_cron_list_shows_relative_next_time(home: Home, hermes: Hermes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("args", "code"),
     [
         (("whenever", "x"), 2),
         (("every 2h",), 2),
@@ -68,15 +68,15 @@ def test_cron_list_shows_relative_next_time(home: Home, hermes: Hermes) -> None:
         (("every 2h", "x" * 20_001), 2),
     ],
 )
-def test_cron_create_rejects_invalid_job(words: tuple[str, ...], code: int, home: Home, hermes: Hermes) -> None:
-    done = hermes("cron", "create", *words)
-    assert done.code == code and done.err
+def test_cron_create_rejects_invalid_job(args: tuple[str, ...], code: int, home: Home, hermes: Hermes) -> None:
+    result = hermes("cron", "create", *args)
+    assert result.code == code and result.err
     assert hermes("cron", "list", "--json").json == {"jobs": []}
 
 
 def test_cron_create_prompt_from_stdin(home: Home, hermes: Hermes) -> None:
-    done = hermes("cron", "create", "every 1d", "-", "--json", piped="A long one.\n")
-    assert done.json["job"]["prompt"] == "A long one.\n"
+    result = hermes("cron", "create", "every 1d", "-", "--json", piped="A long one.\n")
+    assert result.json["job"]["prompt"] == "A long one.\n"
 
 
 def test_cron_edit_changes_given_fields(home: Home, hermes: Hermes) -> None:
@@ -126,9 +126,9 @@ def test_cron_remove_asks_for_confirmation(home: Home, hermes: Hermes) -> None:
 
 def test_cron_status(home: Home, hermes: Hermes) -> None:
     create(hermes)
-    done = hermes("cron", "status", "--json")
-    assert (done.json["jobs"], done.json["due"], done.json["server_running"]) == (1, 0, False)
-    assert "No server is running" in done.err
+    result = hermes("cron", "status", "--json")
+    assert (result.json["jobs"], result.json["due"], result.json["server_running"]) == (1, 0, False)
+    assert "No server is running" in result.err
     write_private(home.config_file, "cron: {enabled: false}\n")
     assert "cron.enabled" in hermes("cron", "status").err
 
@@ -137,24 +137,24 @@ def test_cron_run_starts_and_follows(home: Home, hermes: Hermes) -> None:
     with serving(Reply(text="Nothing new.")) as server:
         configure(home, server)
         job = create(hermes)["job"]
-        done = hermes("cron", "run", job["id"])
+        result = hermes("cron", "run", job["id"])
         assert server.requests[0].turns[-1].text == "Say what is new."
-    assert done.code == 0 and "Nothing new." in done.out and "run.completed" in done.lines[-1]
+    assert result.code == 0 and "Nothing new." in result.out and "run.completed" in result.lines[-1]
     [noted] = hermes("cron", "list", "--json").json["jobs"]
     assert noted["last_status"] == "completed" and noted["next_run_at"] == job["next_run_at"]
     [run] = hermes("cron", "runs", job["id"], "--json").json["runs"]
     assert (run["run_id"], run["status"]) == (noted["last_run_id"], "completed")
-    shown = hermes("sessions", "show", noted["last_session_id"], "--json").json
-    assert (shown["source"], shown["kind"]) == ("cron", "job")
-    assert [message["role"] for message in shown["messages"]] == ["user", "assistant"]
+    document = hermes("sessions", "show", noted["last_session_id"], "--json").json
+    assert (document["source"], document["kind"]) == ("cron", "job")
+    assert [message["role"] for message in document["messages"]] == ["user", "assistant"]
 
 
 def test_cron_run_json_and_failure_exit_code(home: Home, hermes: Hermes) -> None:
     with serving(Reply(status=400, error="no")) as server:
         configure(home, server)
         job_id = create(hermes)["job"]["id"]
-        done = hermes("cron", "run", job_id, "--json")
-    assert done.code == 1 and done.json["events"][-1]["type"] == "run.failed"
+        result = hermes("cron", "run", job_id, "--json")
+    assert result.code == 1 and result.json["events"][-1]["type"] == "run.failed"
     assert hermes("cron", "list", "--json").json["jobs"][0]["last_status"] == "failed"
 
 

@@ -20,7 +20,7 @@ from hermes.core.home import Home
 from hermes.services.delivery import checked_target, shown_target
 from support.model_server import Reply
 
-from .conftest import Place
+from .conftest import Cli
 
 
 @contextmanager
@@ -56,128 +56,126 @@ def program(folder: Path, body: str) -> Path:
     return file
 
 
-def create(place: Place, deliver: str) -> str:
-    done = place.run("cron", "create", "every 1d", "Say hi.", "--name", "Daily news", "--deliver", deliver, "--json")
-    assert done.returncode == 0, done.stderr
-    return str(json.loads(done.stdout)["job"]["id"])
+def create(cli: Cli, deliver: str) -> str:
+    result = cli.run("cron", "create", "every 1d", "Say hi.", "--name", "Daily news", "--deliver", deliver, "--json")
+    assert result.returncode == 0, result.stderr
+    return str(json.loads(result.stdout)["job"]["id"])
 
 
-def history(place: Place, job_id: str) -> list[Any]:
-    return list(json.loads(place.run("cron", "runs", job_id, "--json").stdout)["runs"])
+def history(cli: Cli, job_id: str) -> list[Any]:
+    return list(json.loads(cli.run("cron", "runs", job_id, "--json").stdout)["runs"])
 
 
-def test_result_is_written_to_a_file(place: Place) -> None:
-    place.script(Reply(text="Hello."), Reply(text="Again."))
-    target = place.folder / "news" / "today.md"
-    job_id = create(place, f"file:{target}")
-    assert place.run("cron", "run", job_id).returncode == 0
+def test_result_is_written_to_a_file(cli: Cli) -> None:
+    cli.script(Reply(text="Hello."), Reply(text="Again."))
+    target = cli.folder / "news" / "today.md"
+    job_id = create(cli, f"file:{target}")
+    assert cli.run("cron", "run", job_id).returncode == 0
     assert (target.read_text(), stat.S_IMODE(target.stat().st_mode)) == ("Hello.\n", 0o600)
-    assert place.run("cron", "edit", job_id, "--deliver", f"file:{target.parent}/").returncode == 0
-    assert place.run("cron", "run", job_id).returncode == 0
+    assert cli.run("cron", "edit", job_id, "--deliver", f"file:{target.parent}/").returncode == 0
+    assert cli.run("cron", "run", job_id).returncode == 0
     [other] = [file for file in target.parent.iterdir() if file != target]
     assert other.name.startswith("Daily-news-") and other.read_text() == "Again.\n"
-    assert [run["delivery"]["status"] for run in history(place, job_id)] == ["delivered", "delivered"]
+    assert [run["delivery"]["status"] for run in history(cli, job_id)] == ["delivered", "delivered"]
 
 
-def test_file_that_exists_is_added_to(place: Place) -> None:
-    place.script(Reply(text="Hello."), Reply(text="Again."))
-    target = place.folder / "notes.md"
+def test_file_that_exists_is_added_to(cli: Cli) -> None:
+    cli.script(Reply(text="Hello."), Reply(text="Again."))
+    target = cli.folder / "notes.md"
     target.write_text("Mine.\n")
-    job_id = create(place, f"file:{target}")
+    job_id = create(cli, f"file:{target}")
     for _ in range(2):
-        assert place.run("cron", "run", job_id).returncode == 0
+        assert cli.run("cron", "run", job_id).returncode == 0
     assert target.read_text() == "Mine.\n\n---\n\nHello.\n\n---\n\nAgain.\n"
 
 
-def test_failed_delivery_shows_in_list_and_status(place: Place) -> None:
-    place.script(Reply(text="Hello."))
-    os.mkfifo(place.folder / "pipe")
-    job_id = create(place, f"file:{place.folder}/pipe")
-    assert "not delivered" not in place.run("cron", "list").stdout
-    assert place.run("cron", "run", job_id).returncode == 0
-    listed = place.run("cron", "list")
+def test_failed_delivery_shows_in_list_and_status(cli: Cli) -> None:
+    cli.script(Reply(text="Hello."))
+    os.mkfifo(cli.folder / "pipe")
+    job_id = create(cli, f"file:{cli.folder}/pipe")
+    assert "not delivered" not in cli.run("cron", "list").stdout
+    assert cli.run("cron", "run", job_id).returncode == 0
+    listed = cli.run("cron", "list")
     assert "completed, not delivered" in listed.stdout
     assert "Daily news is not delivered: " in listed.stderr and f"hermes cron runs {job_id}" in listed.stderr
-    status = place.run("cron", "status", "--json")
+    status = cli.run("cron", "status", "--json")
     assert json.loads(status.stdout)["undelivered"] == 1 and "Daily news is not delivered" in status.stderr
 
 
-def test_result_is_posted_and_the_address_is_not_shown(place: Place) -> None:
-    place.script(Reply(text="Hello."))
+def test_result_is_posted_and_the_address_is_not_shown(cli: Cli) -> None:
+    cli.script(Reply(text="Hello."))
     with webhook(200) as (url, received):
-        job_id = create(place, f"webhook:{url}")
-        assert place.run("cron", "run", job_id).returncode == 0
+        job_id = create(cli, f"webhook:{url}")
+        assert cli.run("cron", "run", job_id).returncode == 0
     [posted] = received
     assert (posted["event"], posted["job_name"], posted["status"]) == ("job.finished", "Daily news", "completed")
     assert posted["text"] == "Hello." and posted["run_id"].startswith("run_")
-    shown = place.run("cron", "list", "--json").stdout + place.run("cron", "runs", job_id).stdout
-    logs = "".join(file.read_text() for file in (place.home / "logs").glob("*.log"))
-    assert "s3cr3t-path" not in shown + logs
-    assert json.loads(place.run("cron", "list", "--json").stdout)["jobs"][0]["deliver"].startswith("webhook:http://")
+    stdout = cli.run("cron", "list", "--json").stdout + cli.run("cron", "runs", job_id).stdout
+    logs = "".join(file.read_text() for file in (cli.home / "logs").glob("*.log"))
+    assert "s3cr3t-path" not in stdout + logs
+    assert json.loads(cli.run("cron", "list", "--json").stdout)["jobs"][0]["deliver"].startswith("webhook:http://")
 
 
-def test_failed_delivery_is_on_record_and_tried_again(place: Place) -> None:
-    place.script(Reply(text="Hello."))
+def test_failed_delivery_is_on_record_and_tried_again(cli: Cli) -> None:
+    cli.script(Reply(text="Hello."))
     with webhook(500) as (url, _):
-        job_id = create(place, f"webhook:{url}")
-        assert place.run("cron", "run", job_id).returncode == 0
-    [run] = history(place, job_id)
+        job_id = create(cli, f"webhook:{url}")
+        assert cli.run("cron", "run", job_id).returncode == 0
+    [run] = history(cli, job_id)
     delivery = run["delivery"]
     assert (run["status"], delivery["status"], delivery["attempts"]) == ("completed", "waiting", 1)
     assert delivery["error"] == "The webhook answered with status 500."
     assert delivery["next_at"] is not None
-    assert "waiting: The webhook answered with status 500." in place.run("cron", "runs", job_id).stdout
+    assert "waiting: The webhook answered with status 500." in cli.run("cron", "runs", job_id).stdout
 
 
-def test_result_goes_to_the_notify_command(place: Place) -> None:
-    place.script(Reply(text="-rf Hello; $(id)"))
-    file = program(
-        place.folder, "out.write(repr(sys.argv[1:]) + sys.stdin.read() + str('API_SERVER_KEY' in os.environ))"
-    )
-    assert place.run("config", "set", "notify.command", f"{file} {{title}} {{text}}").returncode == 0
-    job_id = create(place, "notify")
-    assert place.run("cron", "run", job_id, API_SERVER_KEY="k" * 40).returncode == 0
-    assert (place.folder / "out").read_text() == "['Daily news', ' -rf Hello; $(id)']-rf Hello; $(id)False"
-    assert [run["delivery"]["status"] for run in history(place, job_id)] == ["delivered"]
+def test_result_goes_to_the_notify_command(cli: Cli) -> None:
+    cli.script(Reply(text="-rf Hello; $(id)"))
+    file = program(cli.folder, "out.write(repr(sys.argv[1:]) + sys.stdin.read() + str('API_SERVER_KEY' in os.environ))")
+    assert cli.run("config", "set", "notify.command", f"{file} {{title}} {{text}}").returncode == 0
+    job_id = create(cli, "notify")
+    assert cli.run("cron", "run", job_id, API_SERVER_KEY="k" * 40).returncode == 0
+    assert (cli.folder / "out").read_text() == "['Daily news', ' -rf Hello; $(id)']-rf Hello; $(id)False"
+    assert [run["delivery"]["status"] for run in history(cli, job_id)] == ["delivered"]
 
 
-def test_text_is_never_put_into_a_script(place: Place) -> None:
-    place.script(Reply(text="$(touch owned)"))
+def test_text_is_never_put_into_a_script(cli: Cli) -> None:
+    cli.script(Reply(text="$(touch owned)"))
     command = "sh -c 'echo {text}'"
-    assert place.run("config", "set", "notify.command", command).returncode == 0
-    job_id = create(place, "notify")
-    assert place.run("cron", "run", job_id).returncode == 0
-    assert "arguments of their own" in history(place, job_id)[0]["delivery"]["error"]
-    assert not (place.folder / "owned").exists()
+    assert cli.run("config", "set", "notify.command", command).returncode == 0
+    job_id = create(cli, "notify")
+    assert cli.run("cron", "run", job_id).returncode == 0
+    assert "arguments of their own" in history(cli, job_id)[0]["delivery"]["error"]
+    assert not (cli.folder / "owned").exists()
 
 
-def test_result_is_sent_by_mail(place: Place) -> None:
-    place.script(Reply(text="Hello."))
-    file = program(place.folder, "out.write(repr(sys.argv[1:]) + sys.stdin.read())")
-    assert place.run("config", "set", "notify.sendmail", str(file)).returncode == 0
-    job_id = create(place, "email:me@example.org")
-    assert place.run("cron", "run", job_id).returncode == 0
-    sent = (place.folder / "out").read_text()
+def test_result_is_sent_by_mail(cli: Cli) -> None:
+    cli.script(Reply(text="Hello."))
+    file = program(cli.folder, "out.write(repr(sys.argv[1:]) + sys.stdin.read())")
+    assert cli.run("config", "set", "notify.sendmail", str(file)).returncode == 0
+    job_id = create(cli, "email:me@example.org")
+    assert cli.run("cron", "run", job_id).returncode == 0
+    sent = (cli.folder / "out").read_text()
     assert sent.startswith("['-i', '-t']")
     assert "To: me@example.org\n" in sent and "Subject: Daily news\n" in sent and sent.endswith("\n\nHello.\n")
 
 
-def test_failing_program_is_named(place: Place) -> None:
-    place.script(Reply(text="Hello."))
-    file = program(place.folder, "print('no display', file=sys.stderr); sys.exit(3)")
-    assert place.run("config", "set", "notify.command", str(file)).returncode == 0
-    job_id = create(place, "notify")
-    assert place.run("cron", "run", job_id).returncode == 0
-    [run] = history(place, job_id)
+def test_failing_program_is_named(cli: Cli) -> None:
+    cli.script(Reply(text="Hello."))
+    file = program(cli.folder, "print('no display', file=sys.stderr); sys.exit(3)")
+    assert cli.run("config", "set", "notify.command", str(file)).returncode == 0
+    job_id = create(cli, "notify")
+    assert cli.run("cron", "run", job_id).returncode == 0
+    [run] = history(cli, job_id)
     assert "exit code 3: no display" in run["delivery"]["error"]
 
 
-def test_silent_result_is_not_delivered(place: Place) -> None:
-    place.script(Reply(text="[SILENT]"))
-    job_id = create(place, f"file:{place.folder}/news.md")
-    assert place.run("cron", "run", job_id).returncode == 0
-    assert not (place.folder / "news.md").exists()
-    assert [run["delivery"] for run in history(place, job_id)] == [None]
+def test_silent_result_is_not_delivered(cli: Cli) -> None:
+    cli.script(Reply(text="[SILENT]"))
+    job_id = create(cli, f"file:{cli.folder}/news.md")
+    assert cli.run("cron", "run", job_id).returncode == 0
+    assert not (cli.folder / "news.md").exists()
+    assert [run["delivery"] for run in history(cli, job_id)] == [None]
 
 
 @pytest.mark.parametrize(
@@ -200,11 +198,11 @@ def test_targets_are_stored_and_shown() -> None:
     assert shown_target("webhook:https://hooks.example.org/T0/B1/key") == "webhook:https://hooks.example.org/…"
 
 
-def test_delivery_to_a_symbolic_link_is_refused(place: Place) -> None:
-    place.script(Reply(text="Hello."))
-    (place.folder / "precious").write_text("mine")
-    (place.folder / "link.md").symlink_to(place.folder / "precious")
-    job_id = create(place, f"file:{place.folder}/link.md")
-    assert place.run("cron", "run", job_id).returncode == 0
-    assert (place.folder / "precious").read_text() == "mine"
-    assert "symbolic link" in history(place, job_id)[0]["delivery"]["error"]
+def test_delivery_to_a_symbolic_link_is_refused(cli: Cli) -> None:
+    cli.script(Reply(text="Hello."))
+    (cli.folder / "precious").write_text("mine")
+    (cli.folder / "link.md").symlink_to(cli.folder / "precious")
+    job_id = create(cli, f"file:{cli.folder}/link.md")
+    assert cli.run("cron", "run", job_id).returncode == 0
+    assert (cli.folder / "precious").read_text() == "mine"
+    assert "symbolic link" in history(cli, job_id)[0]["delivery"]["error"]

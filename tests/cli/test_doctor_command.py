@@ -30,7 +30,7 @@ from hermes.store.stores import Store
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving
 
-from .conftest import Place
+from .conftest import Cli
 from .shell import Hermes
 
 SECRET = "sk-very-secret-0123456789"
@@ -43,8 +43,8 @@ def configured(home: Home, *script: Reply, more: str = "") -> Iterator[ModelServ
         yield server
 
 
-def findings(hermes: Hermes, *words: str) -> dict[str, tuple[str, str]]:
-    checks = hermes("doctor", *words, "--json").json["checks"]
+def findings(hermes: Hermes, *args: str) -> dict[str, tuple[str, str]]:
+    checks = hermes("doctor", *args, "--json").json["checks"]
     return {check["name"]: (check["state"], check["message"]) for check in checks}
 
 
@@ -53,31 +53,31 @@ def findings(hermes: Hermes, *words: str) -> dict[str, tuple[str, str]]:
 
 def test_doctor_runs_all_checks(home: Home, hermes: Hermes) -> None:
     with configured(home) as server:
-        done = hermes("doctor", "--json")
+        result = hermes("doctor", "--json")
         assert len(server.requests) == 1
-    told = done.json
-    assert [check["name"] for check in told["checks"]] == list(CHECKS)
-    assert (done.code, told["ok"]) == (0, True) and not [c for c in told["checks"] if c["state"] == "fail"]
-    assert all(set(check) == {"name", "state", "message", "remedy"} for check in told["checks"])
+    report = result.json
+    assert [check["name"] for check in report["checks"]] == list(CHECKS)
+    assert (result.code, report["ok"]) == (0, True) and not [c for c in report["checks"] if c["state"] == "fail"]
+    assert all(set(check) == {"name", "state", "message", "remedy"} for check in report["checks"])
 
 
 def test_doctor_reports_rejected_key_redacted(home: Home, hermes: Hermes) -> None:
     with configured(home, Reply(status=401, quote_key=True), more="") as server:
         write_private(home.config_file, f"model: {{default: m, base_url: '{server.url}/v1', api_key: '{SECRET}'}}\n")
-        done = hermes("doctor")
-    assert done.code == 1 and SECRET not in done.out + done.err
-    assert any(line.startswith("fail model:") and "Try: hermes setup model" in line for line in done.lines)
+        result = hermes("doctor")
+    assert result.code == 1 and SECRET not in result.out + result.err
+    assert any(line.startswith("fail model:") and "Try: hermes setup model" in line for line in result.lines)
 
 
 def test_doctor_without_model(home: Home, hermes: Hermes) -> None:
-    found = findings(hermes)
-    assert found["model"][0] == found["local runtime"][0] == "fail"
+    checks = findings(hermes)
+    assert checks["model"][0] == checks["local runtime"][0] == "fail"
 
 
 def test_doctor_with_unreadable_settings(home: Home, hermes: Hermes) -> None:
     write_private(home.config_file, "agent: [\n")
-    found = findings(hermes)
-    assert found["configuration"][0] == "fail" and found["disk"][0] == "ok" and "model" not in found
+    checks = findings(hermes)
+    assert checks["configuration"][0] == "fail" and checks["disk"][0] == "ok" and "model" not in checks
 
 
 def test_doctor_with_invalid_settings(home: Home, hermes: Hermes) -> None:
@@ -120,11 +120,11 @@ def test_doctor_rebuilds_search_index(home: Home, hermes: Hermes) -> None:
 
 
 def test_doctor_quick_check_time_limit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float] = []
+    limits: list[float] = []
 
     @contextmanager
     def within(_: Tx, seconds: float) -> Iterator[None]:
-        given.append(seconds)
+        limits.append(seconds)
         yield
 
     now = iter([100.0, 100.0, 104.0])
@@ -132,7 +132,7 @@ def test_doctor_quick_check_time_limit(home: Home, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(Tx, "within", within)
         monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: next(now)))
         assert db.check() == []
-    assert given == [maintenance.QUICK_CHECK_S_MAX, maintenance.QUICK_CHECK_S_MAX - 4.0]
+    assert limits == [maintenance.QUICK_CHECK_S_MAX, maintenance.QUICK_CHECK_S_MAX - 4.0]
 
 
 def test_doctor_reports_abandoned_run(home: Home, hermes: Hermes) -> None:
@@ -156,11 +156,11 @@ def test_doctor_checks_servers_web_key_listener_and_bus(home: Home, hermes: Herm
     more += "api_server: {host: 0.0.0.0, key: short}\nbus: {url: 'nats://127.0.0.1:1'}\n"
     write_private(home.env_file, "SEARXNG_URL=http://x.test\n")
     with configured(home, more=more):
-        found = findings(hermes)
-    assert (found["MCP servers"][0], found["web"][0], found["bus"][0]) == ("warn", "ok", "fail")
-    assert "127.0.0.1:1 is out of reach" in found["bus"][1]
-    assert found["key"][0] == "warn" and found["listener"][0] == "fail" and found["sandbox"][0] == "warn"
-    assert "without a sandbox" in found["sandbox"][1]
+        checks = findings(hermes)
+    assert (checks["MCP servers"][0], checks["web"][0], checks["bus"][0]) == ("warn", "ok", "fail")
+    assert "127.0.0.1:1 is out of reach" in checks["bus"][1]
+    assert checks["key"][0] == "warn" and checks["listener"][0] == "fail" and checks["sandbox"][0] == "warn"
+    assert "without a sandbox" in checks["sandbox"][1]
 
 
 def test_doctor_connects_to_nats(home: Home, hermes: Hermes, nats_url: str) -> None:
@@ -176,9 +176,9 @@ def test_doctor_survives_broken_or_hanging_check(home: Home, hermes: Hermes, mon
     monkeypatch.setitem(CHECKS, "bus", Check(broken))
     monkeypatch.setitem(CHECKS, "web", Check(lambda _: time.sleep(600)))  # type: ignore[arg-type,return-value]
     monkeypatch.setattr(doctor_command, "CHECKS_S_MAX", 2.0)
-    found = findings(hermes)
-    assert found["bus"] == ("fail", "It could not be looked at: RuntimeError: no")
-    assert found["web"][0] == "warn" and found["disk"][0] == "ok"
+    checks = findings(hermes)
+    assert checks["bus"] == ("fail", "It could not be looked at: RuntimeError: no")
+    assert checks["web"][0] == "warn" and checks["disk"][0] == "ok"
 
 
 @pytest.mark.long
@@ -193,13 +193,13 @@ def test_doctor_on_five_gigabyte_database(home: Home) -> None:
                 raw.execute("INSERT INTO blobs (sha256, media_type, bytes) VALUES (?, ?, zeroblob(100000000))", row)
         raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert home.state_db.stat().st_size > 4.9e9
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "hermes", "doctor", "--json"], capture_output=True, text=True, timeout=60, check=False
     )
     home.state_db.unlink()  # it is not worth keeping
-    told = json.loads(done.stdout)
-    assert told["seconds"] < 10
-    assert next(check for check in told["checks"] if check["name"] == "database")["state"] == "ok"
+    report = json.loads(result.stdout)
+    assert report["seconds"] < 10
+    assert next(check for check in report["checks"] if check["name"] == "database")["state"] == "ok"
 
 
 # ---- status and version
@@ -209,17 +209,17 @@ def test_status_command(home: Home, hermes: Hermes) -> None:
     assert hermes("status").code == 0 and not home.state_db.exists()
     with configured(home):
         hermes("cron", "create", "every 1d", "Go.")
-        told = hermes("status", "--json").json
-    assert (told["profile"], told["route"], told["server"]) == ("default", "custom/m", "not running")
-    assert (told["runs"], told["jobs_due"]) == (0, 0) and told["store_bytes"] > 0
+        report = hermes("status", "--json").json
+    assert (report["profile"], report["route"], report["server"]) == ("default", "custom/m", "not running")
+    assert (report["runs"], report["jobs_due"]) == (0, 0) and report["store_bytes"] > 0
     write_private(home.config_file, "model: [\n")
     assert "none:" in hermes("status").out
 
 
 def test_version_json(home: Home, hermes: Hermes) -> None:
-    told = hermes("version", "--json").json
-    assert (told["hermes"], told["home"], told["profile"]) == (package.__version__, str(home.path), "default")
-    assert set(told) == {"hermes", "home", "profile", "python", "store", "sandbox", "local_runtime"}
+    report = hermes("version", "--json").json
+    assert (report["hermes"], report["home"], report["profile"]) == (package.__version__, str(home.path), "default")
+    assert set(report) == {"hermes", "home", "profile", "python", "store", "sandbox", "local_runtime"}
     assert hermes("version").out == hermes("-V").out
 
 
@@ -243,11 +243,11 @@ def logs(home: Home) -> Path:
 
 
 def test_logs_are_shown_oldest_first_and_redacted(logs: Path, hermes: Hermes) -> None:
-    done = hermes("logs")
-    assert done.code == 0 and len(done.lines) == 5 and "long ago" in done.lines[0]
-    assert SECRET not in done.out and "the key [redacted]" in done.out
+    result = hermes("logs")
+    assert result.code == 0 and len(result.lines) == 5 and "long ago" in result.lines[0]
+    assert SECRET not in result.out and "the key [redacted]" in result.out
     assert "listening" in hermes("logs", "gateway").out
-    assert hermes("logs", "-n", "1", "--json").json["lines"] == [done.lines[-1]]
+    assert hermes("logs", "-n", "1", "--json").json["lines"] == [result.lines[-1]]
     assert hermes("logs", "errors").code == 0
     assert hermes("logs", "nonsense").code == 2
 
@@ -280,13 +280,13 @@ def test_logs_follow_over_rotation(logs: Path) -> None:
 # ---- completion
 
 
-def completed(script: str, *words: str) -> list[str]:
-    line = " ".join(f"'{word}'" for word in words)
+def completed(script: str, *args: str) -> list[str]:
+    line = " ".join(f"'{word}'" for word in args)
     program = (
-        f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _hermes; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(args) - 1}; _hermes; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     )
-    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    result = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    return result.stdout.split()
 
 
 def test_bash_completion(hermes: Hermes) -> None:
@@ -328,13 +328,13 @@ def leaves(path: tuple[str, ...], parser: Any) -> Iterator[tuple[str, ...]]:
 
 
 def test_every_command_and_action_has_help(hermes: Hermes) -> None:
-    for words in leaves((), parser_with(COMMANDS)):
-        done = hermes(*words, "--help")
-        assert done.code == 0 and done.out.startswith("usage: hermes"), words
+    for path in leaves((), parser_with(COMMANDS)):
+        result = hermes(*path, "--help")
+        assert result.code == 0 and result.out.startswith("usage: hermes"), path
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("tools", "list"), ("tools", "show", "file"), ("tools", "check", "ls"), ("approvals", "list"), ("memory", "show"),
         ("skills", "list"), ("cron", "list"), ("cron", "status"), ("mcp", "list"), ("runs", "list"), ("status",),
@@ -343,16 +343,16 @@ def test_every_command_and_action_has_help(hermes: Hermes) -> None:
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_every_report_is_one_json_document(words: tuple[str, ...], hermes: Hermes, home: Home) -> None:
-    done = hermes(*words, "--json")
-    assert isinstance(done.json, dict) and done.code in (0, 3)
+def test_every_report_is_one_json_document(args: tuple[str, ...], hermes: Hermes, home: Home) -> None:
+    result = hermes(*args, "--json")
+    assert isinstance(result.json, dict) and result.code in (0, 3)
     assert list(home.path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [("tools", "show", "file"), ("completion", "bash"), ("doctor",)], ids=" ".join)
-def test_broken_pipe_is_quiet(words: tuple[str, ...], home: Home) -> None:
+@pytest.mark.parametrize("args", [("tools", "show", "file"), ("completion", "bash"), ("doctor",)], ids=" ".join)
+def test_broken_pipe_is_quiet(args: tuple[str, ...], home: Home) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "hermes", *words],
+        [sys.executable, "-m", "hermes", *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
@@ -365,12 +365,12 @@ def test_broken_pipe_is_quiet(words: tuple[str, ...], home: Home) -> None:
     assert errors == b""
 
 
-def test_doctor_names_the_port_of_the_running_server(place: Place) -> None:
+def test_doctor_names_the_port_of_the_running_server(cli: Cli) -> None:
     def listener() -> str:
-        checks = json.loads(place.run("doctor", "--json").stdout)["checks"]
+        checks = json.loads(cli.run("doctor", "--json").stdout)["checks"]
         return str(next(check["message"] for check in checks if check["name"] == "listener"))
 
     assert listener().startswith("No server runs; one would listen at 127.0.0.1:8642")
-    place.serve()
-    port = json.loads((place.home / "gateway_state.json").read_text())["port"]
+    cli.serve()
+    port = json.loads((cli.home / "gateway_state.json").read_text())["port"]
     assert listener().startswith(f"The server listens at 127.0.0.1:{port}, ")

@@ -27,7 +27,7 @@ def drawn(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("# Title #", ["Title"]),
         ("**bold** and *italic* and `code`", ["bold and italic and code"]),
@@ -51,17 +51,17 @@ def drawn(text: str) -> list[str]:
         (f"| a |\n|---|\n| {'y' * 60} |", ["  a", "  ─────────", f"  {'y' * 38}", f"  {'y' * 22}"]),
     ],
 )
-def test_markdown_rendering_per_line(text: str, shown: list[str]) -> None:
-    found = drawn(text)
-    assert [re.sub("─+", "─" * 9, line) for line in found] == shown
+def test_markdown_rendering_per_line(text: str, expected: list[str]) -> None:
+    lines = drawn(text)
+    assert [re.sub("─+", "─" * 9, line) for line in lines] == expected
 
 
 def screen(**more: Any) -> tuple[Screen, list[str]]:
     written: list[str] = []
-    made = Screen(lambda: WIDTH, reasoning=True, quiet=False)
-    made.emit = written.append
-    made.begin()
-    return made, written
+    display = Screen(lambda: WIDTH, reasoning=True, quiet=False)
+    display.emit = written.append
+    display.begin()
+    return display, written
 
 
 def plain(written: list[str]) -> str:
@@ -76,45 +76,45 @@ def test_rendering_is_same_for_any_chunking() -> None:
     text = (
         "# A\n\nSome **bold** words.\n\n\n- one\n- two\n\n```python\nx = 1\n\ny = 2\n```\n\n| a |\n|---|\n| 1 |\n\nEnd."
     )
-    found = set()
+    outputs = set()
     for size in (1, 2, 3, 7, 1000):
-        made, written = screen()
+        display, written = screen()
         for at in range(0, len(text), size):
-            made.show(delta(text[at : at + size]))
-            made.live(10)
-        made.show({"event": "message.completed", "message_id": "m", "content": text, "phase": "final_answer"})
-        found.add(plain(written))
-    assert len(found) == 1
-    assert "Some bold words.\n\n" in found.pop()
+            display.show(delta(text[at : at + size]))
+            display.live(10)
+        display.show({"event": "message.completed", "message_id": "m", "content": text, "phase": "final_answer"})
+        outputs.add(plain(written))
+    assert len(outputs) == 1
+    assert "Some bold words.\n\n" in outputs.pop()
 
 
 @pytest.mark.parametrize("text", ["\x1b[2Jgone", "\x1b]0;title\x07", "over\rwritten", "\x9b31m"])
 def test_rendering_strips_terminal_escapes(text: str) -> None:
-    made, written = screen()
-    made.show(delta(f"{text}\n{text}"))
+    display, written = screen()
+    display.show(delta(f"{text}\n{text}"))
     call = {"tool": "terminal", "tool_call_id": "c", "preview": text, "arguments": {}, "iteration": 1}
-    made.show({"event": "tool.started", **call})
-    made.show({"event": "tool.output", "tool_call_id": "c", "stream": "stdout", "offset": 0, "text": text})
-    live = made.live(20)
-    done = {"tool": "terminal", "tool_call_id": "c", "duration": 0.1, "error": False, "status": "ok"}
-    made.show({"event": "tool.completed", **done, "result": text, "result_chars": len(text)})
-    made.show({"event": "warning", "level": "warn", "code": "x", "message": text})
-    for shown in ("".join(written), live):
-        left = re.sub(r"\x1b\[[0-9;]*m", "", shown)
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", left), repr(left)
+    display.show({"event": "tool.started", **call})
+    display.show({"event": "tool.output", "tool_call_id": "c", "stream": "stdout", "offset": 0, "text": text})
+    live = display.live(20)
+    settings = {"tool": "terminal", "tool_call_id": "c", "duration": 0.1, "error": False, "status": "ok"}
+    display.show({"event": "tool.completed", **settings, "result": text, "result_chars": len(text)})
+    display.show({"event": "warning", "level": "warn", "code": "x", "message": text})
+    for output in ("".join(written), live):
+        plain_text = re.sub(r"\x1b\[[0-9;]*m", "", output)
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", plain_text), repr(plain_text)
 
 
 def test_live_area_fits_its_rows() -> None:
-    made, _ = screen()
-    made.show(delta("word " * 2000))
-    assert made.live(5).count("\n") <= 7
-    made.show({"event": "tool.started", "tool": "t", "tool_call_id": "c", "preview": "p" * 500, "iteration": 1})
-    assert max(map(len, plain([made.live(5)]).split("\n"))) <= WIDTH
+    display, _ = screen()
+    display.show(delta("word " * 2000))
+    assert display.live(5).count("\n") <= 7
+    display.show({"event": "tool.started", "tool": "t", "tool_call_id": "c", "preview": "p" * 500, "iteration": 1})
+    assert max(map(len, plain([display.live(5)]).split("\n"))) <= WIDTH
 
 
 def test_note_does_not_break_unfinished_line() -> None:
-    made, written = screen()
-    made.show(delta("One unfinished"))
-    made.note("Next: something")
-    made.show(delta(" line.\n"))
+    display, written = screen()
+    display.show(delta("One unfinished"))
+    display.note("Next: something")
+    display.show(delta(" line.\n"))
     assert "One unfinished line.\n" in plain(written)

@@ -101,8 +101,8 @@ OPEN_WEBUI = {
         },
     },
 }
-DETAILS = '<details type="reasoning" done="true" duration="3">\n<summary>Thought for 3 seconds</summary>\n> Rain?\n</details>\n'
-CALLS = '<details type="tool_calls" done="true" name="weather" arguments="&quot;x&quot;">\n<summary>Done</summary>\n</details>\n'
+DETAILS = '<details type="reasoning" result="true" duration="3">\n<summary>Thought for 3 seconds</summary>\n> Rain?\n</details>\n'
+CALLS = '<details type="tool_calls" result="true" name="weather" arguments="&quot;x&quot;">\n<summary>Done</summary>\n</details>\n'
 
 
 def test_reasoning_and_tool_calls_are_not_imported() -> None:
@@ -153,11 +153,11 @@ def test_conversations_are_imported_once(
     file.write_bytes(data)
     if form == "zip":
         file = packed(tmp_path / "export.zip", ("user.json", b"{}"), ("export/conversations.json", data))
-    words = ("sessions", "import", str(file))
-    done = hermes(*words, "--json")
-    assert done.code == 0, done.err
-    assert (done.json["imported"], done.json["skipped"]) == (1, 0)
-    assert hermes(*words, "--json").json["skipped"] == 1
+    args = ("sessions", "import", str(file))
+    result = hermes(*args, "--json")
+    assert result.code == 0, result.err
+    assert (result.json["imported"], result.json["skipped"]) == (1, 0)
+    assert hermes(*args, "--json").json["skipped"] == 1
     with closing(SessionDB(home.state_db)) as db:
         [session] = db.list_sessions()
         messages = db.get_messages_as_conversation(session["id"])
@@ -173,11 +173,11 @@ def test_faulty_conversations_stay_out_alone(home: Home, hermes: Hermes, tmp_pat
         "d": {"parent": "e", "message": CHATGPT["mapping"]["d"]["message"]}, "e": {"parent": "d"}}}  # type: ignore[index]  # fmt: skip
     items: list[Any] = [CHATGPT, {"mapping": 3}, {"nothing": 1}, 5, {**CLAUDE, "chat_messages": []}, circle]
     (tmp_path / "e.json").write_text(json.dumps(items))
-    done = hermes("sessions", "import", str(tmp_path / "e.json"), "--json")
-    assert done.code == 1
-    assert (done.json["imported"], done.json["refused"]) == (2, 4)
-    assert [error["line"] for error in done.json["errors"]] == [2, 3, 4, 5]
-    assert "no conversation of ChatGPT, Claude or Open WebUI" in done.err + str(done.json)
+    result = hermes("sessions", "import", str(tmp_path / "e.json"), "--json")
+    assert result.code == 1
+    assert (result.json["imported"], result.json["refused"]) == (2, 4)
+    assert [error["line"] for error in result.json["errors"]] == [2, 3, 4, 5]
+    assert "no conversation of ChatGPT, Claude or Open WebUI" in result.err + str(result.json)
 
 
 @pytest.mark.parametrize(
@@ -193,18 +193,18 @@ def test_faulty_conversations_stay_out_alone(home: Home, hermes: Hermes, tmp_pat
 def test_bad_files_get_a_clear_error(home: Home, hermes: Hermes, tmp_path: Path, data: bytes, message: str) -> None:
     file = tmp_path / "bad"
     file.write_bytes(data)
-    done = hermes("sessions", "import", str(file))
-    assert done.code == 2 and message in done.err and str(file) in done.err
+    result = hermes("sessions", "import", str(file))
+    assert result.code == 2 and message in result.err and str(file) in result.err
     assert not home.state_db.exists()
 
 
 def test_archive_without_conversations_is_refused(home: Home, hermes: Hermes, tmp_path: Path) -> None:
-    done = hermes("sessions", "import", str(packed(tmp_path / "x.zip", ("readme.txt", b"hi"))))
-    assert done.code == 2 and "no export of" in done.err
+    result = hermes("sessions", "import", str(packed(tmp_path / "x.zip", ("readme.txt", b"hi"))))
+    assert result.code == 2 and "no export of" in result.err
 
 
 def test_unpacked_size_is_bounded(home: Home, hermes: Hermes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign_exports, "FOREIGN_EXPORT_BYTES_MAX", 100_000)
     bomb = packed(tmp_path / "bomb.zip", ("conversations.json", b"[" + b" " * 10_000_000))
-    done = hermes("sessions", "import", str(bomb))
-    assert done.code == 2 and "more than 100000 bytes" in done.err
+    result = hermes("sessions", "import", str(bomb))
+    assert result.code == 2 and "more than 100000 bytes" in result.err

@@ -17,7 +17,7 @@ from hermes.cli.service import LaunchAgent, SystemdUnit
 from hermes.core.home import Home
 from hermes.core.installation import DISTRIBUTION, Installation, extras, installation, is_installed
 
-from .conftest import Place
+from .conftest import Cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,18 +32,18 @@ def test_extras_list_packages_by_their_own_names() -> None:
     assert not any(package.startswith(DISTRIBUTION) for packages in parts.values() for package in packages)
 
 
-def test_install_lists_parts(place: Place) -> None:
-    parts = json.loads(place.run("install", "--json").stdout)["parts"]
+def test_install_lists_parts(cli: Cli) -> None:
+    parts = json.loads(cli.run("install", "--json").stdout)["parts"]
     assert {row["part"]: row["installed"] for row in parts} == {name: is_installed(p) for name, p in extras().items()}
 
 
-def test_install_of_unknown_part_changes_nothing(place: Place) -> None:
-    done = place.run("install", "postgres", "nonsense")
-    assert done.returncode != 0 and "nonsense" in done.stderr and "hermes install" in done.stderr
+def test_install_of_unknown_part_changes_nothing(cli: Cli) -> None:
+    result = cli.run("install", "postgres", "nonsense")
+    assert result.returncode != 0 and "nonsense" in result.stderr and "hermes install" in result.stderr
 
 
-def test_install_of_present_part_does_nothing(place: Place) -> None:
-    assert json.loads(place.run("install", "postgres", "nats", "--json").stdout) == {"installed": []}
+def test_install_of_present_part_does_nothing(cli: Cli) -> None:
+    assert json.loads(cli.run("install", "postgres", "nats", "--json").stdout) == {"installed": []}
 
 
 # ---- how it was installed
@@ -64,9 +64,9 @@ def test_tools_update_and_remove_what_they_installed(tool: str, update: list[str
     assert Installation(tool).update() == [update] and Installation(tool).remove() == remove
 
 
-def test_update_of_checkout_takes_no_source(place: Place) -> None:
-    done = place.run("update", "hermes.whl")
-    assert done.returncode == 2 and str(ROOT) in done.stderr
+def test_update_of_checkout_takes_no_source(cli: Cli) -> None:
+    result = cli.run("update", "hermes.whl")
+    assert result.returncode == 2 and str(ROOT) in result.stderr
 
 
 def test_version_is_defined_once() -> None:
@@ -78,22 +78,22 @@ def test_version_is_defined_once() -> None:
 # ---- removing it
 
 
-def test_uninstall_keeps_data_and_checkout(place: Place) -> None:
-    done = place.run("uninstall", "--yes")
-    assert done.returncode == 0 and str(ROOT) in done.stdout and "--data" in done.stdout
-    assert (place.home / "config.yaml").exists()
+def test_uninstall_keeps_data_and_checkout(cli: Cli) -> None:
+    result = cli.run("uninstall", "--yes")
+    assert result.returncode == 0 and str(ROOT) in result.stdout and "--data" in result.stdout
+    assert (cli.home / "config.yaml").exists()
 
 
-def test_uninstall_of_data_needs_an_answer(place: Place) -> None:
-    done = place.run("uninstall", "--data")
-    assert done.returncode != 0 and (place.home / "config.yaml").exists()
+def test_uninstall_of_data_needs_an_answer(cli: Cli) -> None:
+    result = cli.run("uninstall", "--data")
+    assert result.returncode != 0 and (cli.home / "config.yaml").exists()
 
 
-def test_uninstall_of_data_removes_what_is_hermes_own(place: Place) -> None:
-    place.run("sessions", "list")
-    (place.home / "notes.txt").write_text("mine")
-    assert place.run("uninstall", "--data", "--yes").returncode == 0
-    assert [path.name for path in place.home.iterdir()] == ["notes.txt"]
+def test_uninstall_of_data_removes_what_is_hermes_own(cli: Cli) -> None:
+    cli.run("sessions", "list")
+    (cli.home / "notes.txt").write_text("mine")
+    assert cli.run("uninstall", "--data", "--yes").returncode == 0
+    assert [path.name for path in cli.home.iterdir()] == ["notes.txt"]
 
 
 # ---- the service
@@ -110,8 +110,8 @@ def test_systemd_unit_runs_this_program_in_this_home(tmp_path: Path, monkeypatch
     unit = service.text(90)
     assert service.file == tmp_path / "config/systemd/user/hermes.service"
     [command] = entry(unit, "ExecStart")
-    words = [word.replace("$$", "$").replace("%%", "%") for word in shlex.split(command)]
-    assert words == [sys.executable, "-P", "-m", "hermes", "-p", "default", "gateway", "run"]
+    argv = [word.replace("$$", "$").replace("%%", "%") for word in shlex.split(command)]
+    assert argv == [sys.executable, "-P", "-m", "hermes", "-p", "default", "gateway", "run"]
     home = next(shlex.split(line)[0] for line in entry(unit, "Environment") if "HERMES_HOME" in line)
     assert home.replace("%%", "%") == f"HERMES_HOME={root}"
     assert entry(unit, "TimeoutStopSec") == ["90"] and entry(unit, "RestartPreventExitStatus") == ["78"]
@@ -122,8 +122,10 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         pytest.skip("systemd is not installed")
     file = tmp_path / "hermes.service"
     file.write_text(SystemdUnit(Home(tmp_path)).text(90).replace("DelegateSubgroup=server\n", ""))
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", file], capture_output=True, text=True, check=False)
-    assert "hermes.service" not in done.stderr, done.stderr
+    result = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", file], capture_output=True, text=True, check=False
+    )
+    assert "hermes.service" not in result.stderr, result.stderr
 
 
 def test_launch_agent_runs_this_program_in_this_home(tmp_path: Path) -> None:
@@ -132,32 +134,32 @@ def test_launch_agent_runs_this_program_in_this_home(tmp_path: Path) -> None:
     assert entries["EnvironmentVariables"]["HERMES_HOME"] == str(tmp_path)
 
 
-def test_gateway_install_without_service_manager(place: Place) -> None:
-    place.env["PATH"] = str(place.folder)
-    done = place.run("gateway", "install")
-    assert done.returncode == 69 and "hermes gateway run" in done.stderr
-    assert not list(place.folder.rglob("*.service"))
+def test_gateway_install_without_service_manager(cli: Cli) -> None:
+    cli.env["PATH"] = str(cli.folder)
+    result = cli.run("gateway", "install")
+    assert result.returncode == 69 and "hermes gateway run" in result.stderr
+    assert not list(cli.folder.rglob("*.service"))
 
 
-def test_gateway_restart_of_a_service_is_left_to_its_manager(place: Place) -> None:
-    log, unit = place.folder / "asked", place.folder / ".config/systemd/user/hermes.service"
-    manager = place.folder / "systemctl"
+def test_gateway_restart_of_a_service_is_left_to_its_manager(cli: Cli) -> None:
+    log, unit = cli.folder / "asked", cli.folder / ".config/systemd/user/hermes.service"
+    manager = cli.folder / "systemctl"
     manager.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
     manager.chmod(0o755)
     unit.parent.mkdir(parents=True)
     unit.touch()
-    place.env["PATH"] = f"{place.folder}:{place.env['PATH']}"
-    done = place.run("gateway", "restart")
-    assert (done.returncode, done.stdout) == (0, "systemd has restarted the server.\n")
+    cli.env["PATH"] = f"{cli.folder}:{cli.env['PATH']}"
+    result = cli.run("gateway", "restart")
+    assert (result.returncode, result.stdout) == (0, "systemd has restarted the server.\n")
     assert log.read_text().splitlines() == ["--user is-active --quiet hermes.service", "--user restart hermes.service"]
     manager.write_text("#!/bin/sh\n[ $2 = is-active ] || { echo no bus >&2; exit 1; }\n")
-    done = place.run("gateway", "restart")
-    assert done.returncode == 69 and "did not restart the server: no bus" in done.stderr
+    result = cli.run("gateway", "restart")
+    assert result.returncode == 69 and "did not restart the server: no bus" in result.stderr
 
 
-def test_gateway_uninstall_without_service(place: Place) -> None:
-    done = place.run("gateway", "uninstall")
-    assert done.returncode != 0 and "No service is installed" in done.stderr
+def test_gateway_uninstall_without_service(cli: Cli) -> None:
+    result = cli.run("gateway", "uninstall")
+    assert result.returncode != 0 and "No service is installed" in result.stderr
 
 
 # ---- the wheel

@@ -19,8 +19,8 @@ SECRET = "a-very-secret-value"
 
 
 def test_mcp_add_tests_before_writing(home: Home, hermes: Hermes) -> None:
-    done = hermes("--json", "mcp", "add", "notes", "--env", f"NOTES_KEY={SECRET}", *PLAIN)
-    assert done.code == 0 and done.json["test"]["state"] == "up"
+    result = hermes("--json", "mcp", "add", "notes", "--env", f"NOTES_KEY={SECRET}", *PLAIN)
+    assert result.code == 0 and result.json["test"]["state"] == "up"
     server = config.load(home).mcp_servers["notes"]
     assert server.args == [str(SERVERS / "plain.py"), "stdio"] and server.env == {"NOTES_KEY": SECRET}
     assert SECRET in home.env_file.read_text() and SECRET not in home.config_file.read_text()
@@ -30,10 +30,10 @@ def test_mcp_add_tests_before_writing(home: Home, hermes: Hermes) -> None:
 
 
 def test_mcp_add_rejects_unreachable_server(home: Home, hermes: Hermes) -> None:
-    words = ("mcp", "add", "gone", "--command", "/no/such/program")
-    done = hermes(*words)
-    assert done.code == 1 and "Nothing was written" in done.err and not home.config_file.exists()
-    assert hermes(*words, "--force").code == 0
+    args = ("mcp", "add", "gone", "--command", "/no/such/program")
+    result = hermes(*args)
+    assert result.code == 1 and "Nothing was written" in result.err and not home.config_file.exists()
+    assert hermes(*args, "--force").code == 0
     assert hermes("mcp", "test", "gone").code == 1
     assert hermes("mcp", "tools", "gone").code == 1
 
@@ -51,7 +51,7 @@ def test_mcp_test_and_tools(home: Home, hermes: Hermes) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("a b", "--url", "http://x.test"),
         ("x",),
@@ -60,8 +60,8 @@ def test_mcp_test_and_tools(home: Home, hermes: Hermes) -> None:
         ("x", "--command", "y", "--env", "=1"),
     ],
 )
-def test_mcp_add_usage_errors(words: tuple[str, ...], home: Home, hermes: Hermes) -> None:
-    assert hermes("mcp", "add", *words).code == 2 and not home.config_file.exists()
+def test_mcp_add_usage_errors(args: tuple[str, ...], home: Home, hermes: Hermes) -> None:
+    assert hermes("mcp", "add", *args).code == 2 and not home.config_file.exists()
 
 
 def test_mcp_remove(home: Home, hermes: Hermes) -> None:

@@ -56,10 +56,10 @@ def _settings(model: ModelServer) -> dict[str, Any]:
 
 @asynccontextmanager
 async def host(
-    home: Path, *words: str, mode: str = "legacy", elicit: Any = None, **variables: str
+    home: Path, *args: str, mode: str = "legacy", elicit: Any = None, **variables: str
 ) -> AsyncIterator[Client]:
     env = {**os.environ, "HERMES_HOME": str(home), **variables}
-    started = StdioServerParameters(command=sys.executable, args=["-m", "hermes", "mcp", "serve", *words], env=env)
+    started = StdioServerParameters(command=sys.executable, args=["-m", "hermes", "mcp", "serve", *args], env=env)
     reading = {"read_timeout_seconds": SURELY_S, "elicitation_callback": elicit}
     async with Client(stdio_client(started), mode=mode, **reading) as client:
         yield client
@@ -177,7 +177,7 @@ async def test_serve_relays_to_a_server(tmp_path: Path, model: ModelServer, mode
 
 
 @pytest.mark.parametrize(
-    ("answer", "ran", "said"),
+    ("answer", "is_run", "text"),
     [
         (ElicitResult(action="accept", content={"choice": "once", "answer": "blue"}), True, "blue"),
         (ElicitResult(action="accept", content={"choice": "nonsense"}), False, "gave no answer"),
@@ -187,48 +187,48 @@ async def test_serve_relays_to_a_server(tmp_path: Path, model: ModelServer, mode
     ],
     ids=["accepted", "nonsense", "declined", "failed", "without-forms"],
 )
-async def test_questions_are_put_to_the_user_of_the_host(
-    tmp_path: Path, model: ModelServer, answer: Any, ran: bool, said: str
+async def test_approvals_and_questions_are_elicited_from_host(
+    tmp_path: Path, model: ModelServer, answer: Any, is_run: bool, text: str
 ) -> None:
     """Approvals and questions come as forms where the host has them; without forms they are denied."""
-    made = tmp_path / "made"
+    target = tmp_path / "made"
     settings = {**_settings(model), "terminal": {"backend": "local"}, "approvals": {"mode": "manual"}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     model.handler = None
     model.script = [
-        Reply(tool_calls=[Call("terminal", {"command": f"touch {made}"})]),
+        Reply(tool_calls=[Call("terminal", {"command": f"touch {target}"})]),
         Reply(tool_calls=[Call("clarify", {"question": "Which colour?", "choices": ["red", "blue"]})]),
         Reply(text="Done."),
     ]
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     async def elicit(context: Any, params: Any) -> Any:
-        asked.append(params.model_dump(by_alias=True))
+        requests.append(params.model_dump(by_alias=True))
         return answer
 
     async with host(tmp_path, elicit=elicit if answer is not None else None) as client:
         result = await client.call_tool("ask", {"message": "go"})
     assert result.structured_content["answer"] == "Done."
-    assert made.exists() is ran
+    assert target.exists() is is_run
     results = [turn.text for turn in model.requests[-1].turns if turn.role == "tool"]
     if answer is None:
-        assert asked == []
+        assert requests == []
         return
-    assert said in results[1]
-    assert f"touch {made}" in asked[0]["message"] and asked[1]["message"] == "Which colour?"
-    assert asked[0]["requestedSchema"]["properties"]["choice"]["enum"][0] == "once"
-    assert asked[1]["requestedSchema"]["properties"]["answer"]["enum"] == ["red", "blue"]
+    assert text in results[1]
+    assert f"touch {target}" in requests[0]["message"] and requests[1]["message"] == "Which colour?"
+    assert requests[0]["requestedSchema"]["properties"]["choice"]["enum"][0] == "once"
+    assert requests[1]["requestedSchema"]["properties"]["answer"]["enum"] == ["red", "blue"]
 
 
-@pytest.mark.parametrize("words", [(), ("--server", "http://127.0.0.1:1")])
+@pytest.mark.parametrize("args", [(), ("--server", "http://127.0.0.1:1")])
 async def test_lines_that_are_no_message_are_answered(
-    tmp_path: Path, model: ModelServer, words: tuple[str, ...]
+    tmp_path: Path, model: ModelServer, args: tuple[str, ...]
 ) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(_settings(model)))
     env = {**os.environ, "HERMES_HOME": str(tmp_path)}
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "hermes", "mcp", "serve", *words, env=env, stdin=pipe, stdout=pipe
+        sys.executable, "-m", "hermes", "mcp", "serve", *args, env=env, stdin=pipe, stdout=pipe
     )
     assert process.stdin is not None and process.stdout is not None
     ping = {"jsonrpc": "2.0", "id": 7, "method": "ping"}
@@ -258,12 +258,12 @@ async def test_odd_params_end_nothing(tmp_path: Path, model: ModelServer, way: s
     odd: list[Any] = ["x", [1], {version: 5}, {version: "1\r\nX: y"}, {"progressToken": {}}]
     notifications = [{"requestId": {"a": 1}}, {"requestId": [1]}, {"requestId": True}, {}]
     async with AsyncExitStack() as stack:
-        words: tuple[str, ...] = ()
+        args: tuple[str, ...] = ()
         if way == "at a server":
             gateway = await stack.enter_async_context(serving(tmp_path / "server", **_settings(model)))
-            words = ("--server", gateway.url)
+            args = ("--server", gateway.url)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "hermes", "mcp", "serve", *words, env={**os.environ, "HERMES_HOME": str(home)},
+            sys.executable, "-m", "hermes", "mcp", "serve", *args, env={**os.environ, "HERMES_HOME": str(home)},
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None

@@ -17,9 +17,9 @@ def known(home: Home) -> Home:
 
 
 def test_memory_show_entries_size_and_limit(known: Home, hermes: Hermes) -> None:
-    told = hermes("memory", "show", "--json").json
-    assert told["memory"]["entries"] == ["The cat is called Mia.", "Tea,\nno coffee."]
-    assert told["user"]["chars"] == len("Likes gardens.") and told["user"]["limit"] == 1375
+    document = hermes("memory", "show", "--json").json
+    assert document["memory"]["entries"] == ["The cat is called Mia.", "Tea,\nno coffee."]
+    assert document["user"]["chars"] == len("Likes gardens.") and document["user"]["limit"] == 1375
     assert "  - Tea,\n    no coffee." in hermes("memory").out
 
 
@@ -60,5 +60,5 @@ def test_memory_reset_asks_for_confirmation(known: Home, hermes: Hermes) -> None
     assert hermes("memory", "reset", "memory", typed="y\n").code == 0
     assert not (known.memories / "MEMORY.md").exists() and (known.memories / "USER.md").exists()
     assert hermes("memory", "reset", "-y", "--json").json == {"removed": [str(known.memories / "USER.md")]}
-    done = hermes("memory", "reset", "-y")
-    assert done.code == 0 and "Nothing" in done.err
+    result = hermes("memory", "reset", "-y")
+    assert result.code == 0 and "Nothing" in result.err

@@ -32,8 +32,8 @@ SECRET = "sk-very-secret-0123456789"
 
 @pytest.fixture
 def server() -> Iterator[ModelServer]:
-    with serving(Reply(text="Hello there."), Reply(text="Hello again.")) as made:
-        yield made
+    with serving(Reply(text="Hello there."), Reply(text="Hello again.")) as model:
+        yield model
 
 
 def configure(home: Home, server: ModelServer, more: str = "") -> None:
@@ -41,7 +41,7 @@ def configure(home: Home, server: ModelServer, more: str = "") -> None:
 
 
 def names(home: Home) -> list[str]:
-    """What was written, but for what providers were heard to say."""
+    """The names of the files in the home, without the cache."""
     return sorted(path.name for path in home.path.iterdir() if path != home.cache)
 
 
@@ -50,8 +50,8 @@ def names(home: Home) -> list[str]:
 
 def test_model_shows_route_window_and_abilities(home: Home, hermes: Hermes, server: ModelServer) -> None:
     configure(home, server, f", api_key: '{SECRET}', context_length: 50000")
-    done = hermes("model")
-    assert done.code == 0 and "window: 50000" in done.lines and SECRET not in done.out
+    result = hermes("model")
+    assert result.code == 0 and "window: 50000" in result.lines and SECRET not in result.out
     route = hermes("model", "--json").json["route"]
     assert (route["model"], route["key"], route["problem"]) == ("m", True, None) and "tools" in route["abilities"]
     assert hermes("-m", "other", "model", "--json").json["route"]["model"] == "other"
@@ -61,15 +61,15 @@ def test_model_shows_route_window_and_abilities(home: Home, hermes: Hermes, serv
 def test_model_reports_missing_configuration(home: Home, hermes: Hermes) -> None:
     assert hermes("model").code == 3
     write_private(home.config_file, "model: {default: m, provider: groq}\n")
-    done = hermes("model")
-    assert done.code == 3 and "GROQ_API_KEY" in done.out
+    result = hermes("model")
+    assert result.code == 3 and "GROQ_API_KEY" in result.out
     assert hermes("model", "--provider", "nonsense").code == 78
 
 
 def test_model_set_tests_before_writing(home: Home, hermes: Hermes, server: ModelServer) -> None:
     configure(home, server)
-    done = hermes("model", "better", "--json")
-    assert done.code == 0 and done.json["test"]["answer"] == "Hello there."
+    result = hermes("model", "better", "--json")
+    assert result.code == 0 and result.json["test"]["answer"] == "Hello there."
     assert server.requests[0].body["model"] == "better"
     assert config.load(home).model.default == "better"
 
@@ -92,9 +92,7 @@ def test_model_set_drops_key_of_other_address(home: Home, hermes: Hermes, server
     assert settings.model.base_url == f"{server.url}/v1" and settings.model.api_key is None
 
 
-def test_model_of_another_provider_leaves_address_and_key_behind(
-    home: Home, hermes: Hermes, server: ModelServer
-) -> None:
+def test_switching_provider_drops_address_and_key(home: Home, hermes: Hermes, server: ModelServer) -> None:
     with serving(Reply(text="Hello.")) as old:
         write_private(
             home.config_file,
@@ -149,8 +147,8 @@ def test_model_install_reads_what_every_conversation_begins_with(home: Home, her
     home.models.mkdir()
     (home.models / NAME).symlink_to(model)
     write_private(home.config_file, "local: {context: 4096}\n")
-    done = hermes("model", "install")
-    assert done.code == 0 and len(list(home.models.glob("*.state"))) == 1, done.err
+    result = hermes("model", "install")
+    assert result.code == 0 and len(list(home.models.glob("*.state"))) == 1, result.err
 
 
 def test_model_use_requires_model_file(home: Home, hermes: Hermes, tmp_path: Path) -> None:
@@ -180,28 +178,28 @@ def test_model_use_of_broken_file_needs_force(home: Home, hermes: Hermes, tmp_pa
 
 
 def test_setup_without_terminal_names_flag(home: Home, hermes: Hermes) -> None:
-    done = hermes("setup")
-    assert done.code == 2 and "--non-interactive" in done.err and names(home) == []
+    result = hermes("setup")
+    assert result.code == 2 and "--non-interactive" in result.err and names(home) == []
 
 
 def test_setup_interactive_questions(home: Home, hermes: Hermes, server: ModelServer) -> None:
-    done = hermes("setup", typed=f"{server.url}/v1 m\nweb, vision\nlocal\ny\nthis is never read\n")
-    assert done.code == 0 and done.err.count("]: ") == 4
-    assert "Hello there." in done.err
+    result = hermes("setup", typed=f"{server.url}/v1 m\nweb, vision\nlocal\ny\nthis is never read\n")
+    assert result.code == 0 and result.err.count("]: ") == 4
+    assert "Hello there." in result.err
     settings = config.load(home)
     assert (settings.model.default, settings.model.base_url) == ("m", f"{server.url}/v1")
     assert settings.agent.disabled_toolsets == ["web", "vision"]
     assert settings.terminal.backend == "local"
     key = settings.api_server.key
-    assert len(key) > 40 and key not in done.out + done.err and key in home.env_file.read_text()
+    assert len(key) > 40 and key not in result.out + result.err and key in home.env_file.read_text()
     again = hermes("acp", "--setup", typed="\n\n\n\n")  # as editors start it
     assert again.code == 0 and config.load(home).api_server.key == key
 
 
 def test_setup_writes_nothing_if_test_fails(home: Home, hermes: Hermes) -> None:
     with serving(Reply(status=401), Reply(status=401)) as server:
-        done = hermes("setup", "model", typed=f"{server.url}/v1 m\nn\n")
-        assert done.code == 3 and names(home) == []
+        result = hermes("setup", "model", typed=f"{server.url}/v1 m\nn\n")
+        assert result.code == 3 and names(home) == []
         assert hermes("setup", "model", typed=f"{server.url}/v1 m\ny\n").code == 0
     assert config.load(home).model.default == "m"
 
@@ -217,24 +215,24 @@ def test_setup_asks_for_missing_key_without_echo(home: Home, server: ModelServer
         start_new_session=True,
     )
     os.close(theirs)
-    seen = typed(ours, "Which", "groq m\n") + typed(ours, "Key for groq", f"{SECRET}\n")
-    seen += typed(ours, "Written:", "")
+    screen = typed(ours, "Which", "groq m\n") + typed(ours, "Key for groq", f"{SECRET}\n")
+    screen += typed(ours, "Written:", "")
     assert process.wait(timeout=30) == 0
     os.close(ours)
-    assert SECRET not in seen and SECRET in str(server.requests[0].headers)
+    assert SECRET not in screen and SECRET in str(server.requests[0].headers)
     assert SECRET in home.env_file.read_text() and SECRET not in home.config_file.read_text()
 
 
 def typed(terminal: int, question: str, answer: str) -> str:
     """Wait for a question, and type the answer; what was seen until then."""
-    seen = b""
-    while question.encode() not in seen:
-        seen += os.read(terminal, 4096)
+    data = b""
+    while question.encode() not in data:
+        data += os.read(terminal, 4096)
     # What asks in secret throws away what was typed before it asked: wait until it has turned the echo off.
     while question.startswith("Key") and termios.tcgetattr(terminal)[3] & termios.ECHO:
         time.sleep(0.01)
     os.write(terminal, answer.encode())
-    return seen.decode("utf-8", "replace")
+    return data.decode("utf-8", "replace")
 
 
 def test_setup_sends_no_old_key_to_new_address(home: Home, hermes: Hermes, server: ModelServer) -> None:
@@ -254,10 +252,10 @@ def test_setup_non_interactive(
     home: Home, hermes: Hermes, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", SECRET)
-    words = ("--base-url", f"{server.url}/v1", "--model", "m", "--api-key-env", "MY_KEY", "--sandbox", "local")
-    done = hermes("setup", "--non-interactive", *words, "--json")
-    assert done.code == 0 and done.json["test"]["answer"] == "Hello there."
-    assert done.json["written"] == ["model.api_key", "model.base_url", "model.default", "terminal.backend"]
+    args = ("--base-url", f"{server.url}/v1", "--model", "m", "--api-key-env", "MY_KEY", "--sandbox", "local")
+    result = hermes("setup", "--non-interactive", *args, "--json")
+    assert result.code == 0 and result.json["test"]["answer"] == "Hello there."
+    assert result.json["written"] == ["model.api_key", "model.base_url", "model.default", "terminal.backend"]
     assert SECRET in str(server.requests[0].headers) and SECRET not in home.config_file.read_text()
     assert "${MY_KEY}" in home.config_file.read_text() and not home.env_file.exists()
     assert hermes("setup", "server", "--non-interactive").code == 0
@@ -265,7 +263,7 @@ def test_setup_non_interactive(
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("args", "code"),
     [
         (("--model-file", "/no/such/file.gguf"), 5),
         (("--provider", "nonsense"), 2),
@@ -273,8 +271,8 @@ def test_setup_non_interactive(
         ((), 3),
     ],
 )
-def test_setup_failure_writes_nothing(words: tuple[str, ...], code: int, home: Home, hermes: Hermes) -> None:
-    assert hermes("setup", "model", "--non-interactive", *words).code == code
+def test_setup_failure_writes_nothing(args: tuple[str, ...], code: int, home: Home, hermes: Hermes) -> None:
+    assert hermes("setup", "model", "--non-interactive", *args).code == code
     assert names(home) == []
 
 
@@ -287,8 +285,8 @@ def test_setup_rejects_unknown_toolset_and_part(home: Home, hermes: Hermes) -> N
 def test_setup_reset_keeps_old_file(home: Home, hermes: Hermes, server: ModelServer) -> None:
     for number in range(2):
         write_private(home.config_file, f"timezone: UTC\nagent: {{max_turns: {number + 1}}}\n")
-        words = ("--non-interactive", "--reset", "--base-url", f"{server.url}/v1", "--model", "m")
-        assert hermes("setup", "model", *words).code == 0
+        args = ("--non-interactive", "--reset", "--base-url", f"{server.url}/v1", "--model", "m")
+        assert hermes("setup", "model", *args).code == 0
     assert config.load(home).timezone == "" and config.load(home).model.default == "m"
     assert "max_turns: 1" in (home.path / "config.yaml.bak").read_text()
     assert "max_turns: 2" in (home.path / "config.yaml.bak1").read_text()
@@ -301,9 +299,9 @@ def test_setup_reset_keeps_old_file(home: Home, hermes: Hermes, server: ModelSer
 def at_terminal(home: Home, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     with ExitStack() as stack:
 
-        def start(*words: str) -> Terminal:
+        def start(*args: str) -> Terminal:
             env = {"PATH": os.environ["PATH"], "HERMES_HOME": str(home.path), "HOME": str(tmp_path)}
-            terminal = Terminal([*HERMES, "setup", *words], env, tmp_path)
+            terminal = Terminal([*HERMES, "setup", *args], env, tmp_path)
             stack.callback(terminal.close)
             return terminal
 
@@ -345,13 +343,13 @@ def test_setup_asks_again_after_unusable_answers(
     assert (settings.model.default, settings.terminal.backend, settings.api_server.key) == ("m", "local", "")
 
 
-def test_setup_n_leaves_the_model_and_goes_on(home: Home, hermes: Hermes) -> None:
-    done = hermes("setup", typed="n\nweb\nlocal\nn\n")
-    assert "No model is configured yet. Try: hermes setup model" in done.err and "hermes chat" not in done.err
-    assert done.code == 0 and config.load(home).agent.disabled_toolsets == ["web"]
+def test_setup_answer_n_keeps_the_model_and_continues(home: Home, hermes: Hermes) -> None:
+    result = hermes("setup", typed="n\nweb\nlocal\nn\n")
+    assert "No model is configured yet. Try: hermes setup model" in result.err and "hermes chat" not in result.err
+    assert result.code == 0 and config.load(home).agent.disabled_toolsets == ["web"]
     with serving(Reply(status=400)) as server:
-        done = hermes("setup", typed=f"{server.url}/v1 m\nn\nvision\n\nn\n")
-    assert done.code == 3 and "The model is left as it was" in done.err
+        result = hermes("setup", typed=f"{server.url}/v1 m\nn\nvision\n\nn\n")
+    assert result.code == 3 and "The model is left as it was" in result.err
     settings = config.load(home)
     assert (settings.model.base_url, settings.agent.disabled_toolsets) == (None, ["vision"])
 
@@ -421,9 +419,11 @@ def test_setup_asks_for_refused_key(home: Home, at_terminal: Callable[..., Termi
 def test_setup_names_models_near_an_unknown_one(home: Home, hermes: Hermes) -> None:
     with serving(Reply(status=404, error="no such model")) as server:
         server.models = [{"id": "large-chat"}, {"id": "tiny"}]
-        done = hermes("setup", "model", typed=f"{server.url}/v1 larg-chat\nn\n")
+        result = hermes("setup", "model", typed=f"{server.url}/v1 larg-chat\nn\n")
     assert (
-        done.code == 3 and "larg-chat is not among the 2 models" in done.err and "Did you mean large-chat?" in done.err
+        result.code == 3
+        and "larg-chat is not among the 2 models" in result.err
+        and "Did you mean large-chat?" in result.err
     )
 
 

@@ -14,7 +14,7 @@ from hermes.services.notifications import terminal_sequence
 from hermes.settings import config
 from support.model_server import Reply
 
-from .conftest import Place
+from .conftest import Cli
 
 
 def notifier(tmp_path: Path, **flags: object) -> tuple[Notifier, list[str], list[float]]:
@@ -25,11 +25,11 @@ def notifier(tmp_path: Path, **flags: object) -> tuple[Notifier, list[str], list
 
 
 def test_end_of_a_long_turn_rings(tmp_path: Path) -> None:
-    told, written, now = notifier(tmp_path)
+    notifications, written, now = notifier(tmp_path)
     for seconds, rings in ((5.0, 0), (25.0, 1), (5.0, 1)):
-        told.hear({"event": "run.started"})
+        notifications.hear({"event": "run.started"})
         now[0] += seconds
-        told.hear({"event": "run.completed"})
+        notifications.hear({"event": "run.completed"})
         assert written == ["\a"] * rings
 
 
@@ -38,9 +38,9 @@ def test_end_of_a_long_turn_rings(tmp_path: Path) -> None:
     [("off", []), ("bell", ["\a"]), ("osc9", ["\x1b]9;Hermes: An approval is wanted.\a"]),
      ("osc777", ["\x1b]777;notify;Hermes;An approval is wanted.\a"])],
 )  # fmt: skip
-def test_approval_notifies_as_the_setting_says(tmp_path: Path, kind: str, sequence: list[str]) -> None:
-    told, written, _ = notifier(tmp_path, display__notify=kind)
-    told.hear({"event": "approval.request"})
+def test_approval_notification_follows_setting(tmp_path: Path, kind: str, sequence: list[str]) -> None:
+    notifications, written, _ = notifier(tmp_path, display__notify=kind)
+    notifications.hear({"event": "approval.request"})
     assert written == sequence
 
 
@@ -54,17 +54,17 @@ async def test_notify_command_is_run(tmp_path: Path) -> None:
     file = tmp_path / "program"
     file.write_text(f"#!{sys.executable}\nimport sys\nopen({str(tmp_path / 'out')!r}, 'w').write(sys.argv[1])\n")
     file.chmod(0o700)
-    told, _, _ = notifier(tmp_path, notify__command=f"{file} {{text}}")
-    told.hear({"event": "approval.request"})
+    notifications, _, _ = notifier(tmp_path, notify__command=f"{file} {{text}}")
+    notifications.hear({"event": "approval.request"})
     async with asyncio.timeout(60):
-        await asyncio.gather(*told._tasks)
+        await asyncio.gather(*notifications._tasks)
     assert (tmp_path / "out").read_text() == "An approval is wanted."
 
 
-def test_chat_writes_the_sequence_to_its_terminal(place: Place) -> None:
-    place.configure("display: {notify: osc777, notify_after_seconds: 0}\n")
-    place.script(Reply(text="The answer."))
-    terminal = place.terminal()
+def test_chat_writes_the_sequence_to_its_terminal(cli: Cli) -> None:
+    cli.configure("display: {notify: osc777, notify_after_seconds: 0}\n")
+    cli.script(Reply(text="The answer."))
+    terminal = cli.terminal()
     written: list[str] = []
     feed = terminal.screen.feed
 

@@ -31,25 +31,25 @@ QUIET = "auxiliary: {title_generation: {enabled: false}}\n"
 
 def wait_for(happened: Callable[[], Any], seconds: float = 120.0) -> Any:
     end = time.monotonic() + seconds
-    while not (found := happened()):
+    while not (result := happened()):
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
-    return found
+    return result
 
 
 @contextmanager
-def served(home: Home, model: ModelServer, more: str = "") -> Iterator[Callable[[str], str]]:
+def started_gateway(home: Home, model: ModelServer, more: str = "") -> Iterator[Callable[[str], str]]:
     """A server of the home in a process of its own; what is yielded submits a run and gives its id."""
     write_private(home.config_file, f"model: {{default: m, base_url: '{model.url}/v1'}}\n{QUIET}{more}")
     process = HermesProcess(
         [sys.executable, "-m", "hermes", "gateway", "run", "--port", "0"], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    found = re.search(r"listening on (http://\S+)", process.stdout.readline())
-    assert found
+    match = re.search(r"listening on (http://\S+)", process.stdout.readline())
+    assert match
 
     def submit(text: str) -> str:
-        connection = HTTPConnection(urlsplit(found[1]).netloc, timeout=30)
+        connection = HTTPConnection(urlsplit(match[1]).netloc, timeout=30)
         body = json.dumps({"input": text, "session_id": "talk"})
         connection.request("POST", "/v1/runs", body, {"Content-Type": "application/json"})
         with closing(connection):
@@ -68,12 +68,12 @@ def status(hermes: Hermes, run_id: str) -> str:
 
 @pytest.fixture
 def store(home: Home) -> Iterator[Store]:
-    with closing(Store(home.state_db)) as made:
-        yield made
+    with closing(Store(home.state_db)) as store:
+        yield store
 
 
-def stored(store: Store, run_id: str, *types: str, session_id: str = "talk", **data: Any) -> str:
-    """A run of nobody, whose log holds these events."""
+def store_run(store: Store, run_id: str, *types: str, session_id: str = "talk", **data: Any) -> str:
+    """Store a run whose log has these events; no process runs it."""
     store.sessions.create_session(session_id, "api_server")
     store.runs.create(RunSpec("hi", session_id, run_id=run_id))
     token = store.leases.acquire(f"session:{session_id}", "nobody:1:1", 60)
@@ -95,21 +95,21 @@ def stored(store: Store, run_id: str, *types: str, session_id: str = "talk", **d
 
 
 def test_runs_without_runs(home: Home, hermes: Hermes) -> None:
-    done = hermes("runs", "list", "--json")
-    assert (done.code, done.json) == (0, {"runs": [], "more": False}) and done.err
+    result = hermes("runs", "list", "--json")
+    assert (result.code, result.json) == (0, {"runs": [], "more": False}) and result.err
     assert not home.state_db.exists()
-    for words in (("show", "x"), ("tail", "x"), ("stop", "x"), ("deny", "x")):
-        assert hermes("runs", *words).code == 5
+    for args in (("show", "x"), ("tail", "x"), ("stop", "x"), ("deny", "x")):
+        assert hermes("runs", *args).code == 5
 
 
 def test_runs_list_and_show(home: Home, hermes: Hermes, store: Store) -> None:
-    first = stored(store, "run_aa1", "run.started", "run.completed")
-    second = stored(store, "run_ab2", "run.started", session_id="other")
+    first = store_run(store, "run_aa1", "run.started", "run.completed")
+    second = store_run(store, "run_ab2", "run.started", session_id="other")
     listed = hermes("runs", "list", "--json").json["runs"]
-    assert [(one["run_id"], one["status"]) for one in listed] == [(second, "running"), (first, "completed")]
+    assert [(run["run_id"], run["status"]) for run in listed] == [(second, "running"), (first, "completed")]
     assert listed[1]["output"] == "Done." and listed[1]["started_at"].startswith("2023-11-14T22:13:20")
-    assert [one["run_id"] for one in hermes("runs", "list", "--status", "completed", "--json").json["runs"]] == [first]
-    assert [one["run_id"] for one in hermes("runs", "list", "--session", "oth", "--json").json["runs"]] == [second]
+    assert [run["run_id"] for run in hermes("runs", "list", "--status", "completed", "--json").json["runs"]] == [first]
+    assert [run["run_id"] for run in hermes("runs", "list", "--session", "oth", "--json").json["runs"]] == [second]
     assert hermes("runs", "list", "--limit", "1", "--json").json["more"] is True
     assert hermes("runs", "show", "aa").lines == hermes("runs", "show", "run_aa1").lines
     assert "output: Done." in hermes("runs", "show", "aa").lines
@@ -118,36 +118,36 @@ def test_runs_list_and_show(home: Home, hermes: Hermes, store: Store) -> None:
 
 
 def test_runs_tail_of_ended_run(home: Home, hermes: Hermes, store: Store) -> None:
-    run_id = stored(store, "run_aa1", "run.started", "run.failed", run_failed={"error": "No luck."})
-    done = hermes("runs", "tail", run_id)
-    assert done.code == 1 and "run.failed No luck." in done.lines[-1]
+    run_id = store_run(store, "run_aa1", "run.started", "run.failed", run_failed={"error": "No luck."})
+    result = hermes("runs", "tail", run_id)
+    assert result.code == 1 and "run.failed No luck." in result.lines[-1]
     after = hermes("runs", "tail", run_id, "--after", "1", "--json")
     assert [event["type"] for event in after.json["events"]] == ["run.failed"]
 
 
 def test_runs_control_of_ended_run_fails(home: Home, hermes: Hermes, store: Store) -> None:
-    run_id = stored(store, "run_aa1", "run.started", "run.completed")
-    for words in (("stop", run_id), ("steer", run_id, "x"), ("approve", run_id), ("answer", run_id, "x")):
-        done = hermes("runs", *words)
-        assert done.code == 1 and "has ended: completed" in done.err
+    run_id = store_run(store, "run_aa1", "run.started", "run.completed")
+    for args in (("stop", run_id), ("steer", run_id, "x"), ("approve", run_id), ("answer", run_id, "x")):
+        result = hermes("runs", *args)
+        assert result.code == 1 and "has ended: completed" in result.err
 
 
 def test_runs_control_is_stored_for_later(home: Home, hermes: Hermes, store: Store) -> None:
-    run_id = stored(store, "run_aa1", "run.started")
-    done = hermes("runs", "stop", run_id, "--json")
-    assert (done.code, done.json["result"]) == (0, "left") and "Nobody carries the run on" in done.err
+    run_id = store_run(store, "run_aa1", "run.started")
+    result = hermes("runs", "stop", run_id, "--json")
+    assert (result.code, result.json["result"]) == (0, "left") and "Nobody carries the run on" in result.err
     [control] = store.runs.take_controls(run_id)
-    assert (control.control, control.control_id) == ("interrupt", done.json["control_id"])
+    assert (control.control, control.control_id) == ("interrupt", result.json["control_id"])
     assert hermes("runs", "approve", run_id).code == 1  # it has asked for nothing
     assert hermes("runs", "answer", run_id, "x").code == 1
     assert hermes("runs", "steer", run_id, " ").code == 2
 
 
 def test_runs_approve_with_unknown_choice_is_usage_error(home: Home, hermes: Hermes, store: Store) -> None:
-    asked = {"approval_id": "a1", "subject": "rm", "reason": "It deletes.", "choices": ["once", "deny"]}
-    run_id = stored(store, "run_aa1", "run.started", "approval.requested", approval_requested=asked)
-    done = hermes("runs", "approve", run_id, "--choice", "always")
-    assert done.code == 2 and "once, deny" in done.err
+    approval = {"approval_id": "a1", "subject": "rm", "reason": "It deletes.", "choices": ["once", "deny"]}
+    run_id = store_run(store, "run_aa1", "run.started", "approval.requested", approval_requested=approval)
+    result = hermes("runs", "approve", run_id, "--choice", "always")
+    assert result.code == 2 and "once, deny" in result.err
     assert hermes("runs", "deny", run_id).code == 0
     assert store.runs.take_controls(run_id)[0].data == {"id": "a1", "choice": "deny"}
 
@@ -160,27 +160,27 @@ def remember() -> Call:
 
 
 @pytest.mark.parametrize(
-    ("words", "kept"), [(["approve"], True), (["deny"], False), (["deny", "Write it to notes.txt."], False)]
+    ("args", "is_remembered"), [(["approve"], True), (["deny"], False), (["deny", "Write it to notes.txt."], False)]
 )
-def test_runs_approve_and_deny(words: list[str], kept: bool, home: Home, hermes: Hermes) -> None:
+def test_runs_approve_and_deny(args: list[str], is_remembered: bool, home: Home, hermes: Hermes) -> None:
     script = (Reply(tool_calls=[remember()]), Reply(text="Done.", continues=False))
-    with serving(*script) as model, served(home, model, "memory: {write_approval: true}\n") as submit:
+    with serving(*script) as model, started_gateway(home, model, "memory: {write_approval: true}\n") as submit:
         run_id = submit("remember it")
         wait_for(lambda: status(hermes, run_id) == "waiting_for_approval")
         assert hermes("runs", "deny", run_id, " ").code == 2
-        done = hermes("runs", words[0], run_id, *words[1:], "--json")
-        assert (done.code, done.json["result"]) == (0, "applied")
+        completed = hermes("runs", args[0], run_id, *args[1:], "--json")
+        assert (completed.code, completed.json["result"]) == (0, "applied")
         tail = hermes("runs", "tail", run_id)
         assert tail.code == 0 and "Done." in tail.out and "approval.resolved" in tail.out
         result = model.requests[-1].turns[-1].text
-    assert (home.memories / "MEMORY.md").exists() is kept
-    assert ("Write it to notes.txt." in result) is (len(words) == 2)
-    assert ("Do not try to do it in another way." in result) is (words == ["deny"])
+    assert (home.memories / "MEMORY.md").exists() is is_remembered
+    assert ("Write it to notes.txt." in result) is (len(args) == 2)
+    assert ("Do not try to do it in another way." in result) is (args == ["deny"])
 
 
 def test_runs_answer_clarify(home: Home, hermes: Hermes) -> None:
     script = (Reply(tool_calls=[Call("clarify", {"question": "Which one?"})]), Reply(text="Done.", continues=False))
-    with serving(*script) as model, served(home, model) as submit:
+    with serving(*script) as model, started_gateway(home, model) as submit:
         run_id = submit("do it")
         wait_for(lambda: status(hermes, run_id) == "waiting_for_input")
         assert "Which one?" in hermes("runs", "show", run_id).out
@@ -190,7 +190,7 @@ def test_runs_answer_clarify(home: Home, hermes: Hermes) -> None:
 
 
 def test_runs_tail_steer_and_stop(home: Home, hermes: Hermes) -> None:
-    with serving(Reply(text="Begun and never ended", stall_at=300)) as model, served(home, model) as submit:
+    with serving(Reply(text="Begun and never ended", stall_at=300)) as model, started_gateway(home, model) as submit:
         run_id = submit("begin")
         wait_for(lambda: status(hermes, run_id) == "running")
         tail = subprocess.Popen(

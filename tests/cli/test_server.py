@@ -14,15 +14,15 @@ from hermes.core.home import Home, write_private
 from hermes.server.status import read_runtime_status
 from support.model_server import Call, Reply
 
-from .conftest import KEY, Place
+from .conftest import KEY, Cli
 from .terminal import Terminal
 
 CTRL_D = "\x04"
 
 
-def submitted(place: Place, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+def submitted(cli: Cli, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """What a server says to a run that is asked for."""
-    state = read_runtime_status(Home(place.home))
+    state = read_runtime_status(Home(cli.home))
     assert state is not None
     connection = HTTPConnection("127.0.0.1", state["port"], timeout=20)
     connection.request("POST", "/v1/runs", json.dumps({"input": "hi", **body}), {"Content-Type": "application/json"})
@@ -35,75 +35,75 @@ def submitted(place: Place, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 # ---- the server of the home
 
 
-def test_request_cannot_choose_workdir_outside_workspaces(place: Place, tmp_path: Path) -> None:
-    place.serve()
-    status, document = submitted(place, {"workdir": str(tmp_path)})
+def test_request_cannot_choose_workdir_outside_workspaces(cli: Cli, tmp_path: Path) -> None:
+    cli.serve()
+    status, document = submitted(cli, {"workdir": str(tmp_path)})
     assert status == 400 and document["error"]["param"] == "workdir"
-    assert "terminal.workspaces" in document["error"]["message"] and place.model.requests == []
+    assert "terminal.workspaces" in document["error"]["message"] and cli.model.requests == []
 
 
-def test_shared_workspace_is_open_to_all(place: Place) -> None:
-    place.configure("approvals: {mode: off}\n")
-    place.serve()
-    place.script(Reply(tool_calls=[Call("terminal", {"command": "pwd > here.txt"})]), Reply(text="done"))
-    assert submitted(place, {"workdir": str(place.folder)})[0] == 202
-    while not (place.folder / "here.txt").exists():
+def test_shared_workspace_is_open_to_all(cli: Cli) -> None:
+    cli.configure("approvals: {mode: off}\n")
+    cli.serve()
+    cli.script(Reply(tool_calls=[Call("terminal", {"command": "pwd > here.txt"})]), Reply(text="done"))
+    assert submitted(cli, {"workdir": str(cli.folder)})[0] == 202
+    while not (cli.folder / "here.txt").exists():
         os.sched_yield()
 
 
-def test_cli_and_server_share_run_and_session(place: Place) -> None:
-    place.serve()
-    assert place.server is not None
-    place.script(Reply(text="One."), Reply(text="Two.", continues=False))
-    first = json.loads(place.run("-z", "one", "--json").stdout)
-    shown = json.loads(place.run("runs", "show", first["run_id"], "--json").stdout)
-    assert (shown["kind"], shown["session_id"]) == ("run", first["session_id"])
-    place.server.terminate()
-    place.server.wait()
-    second = json.loads(place.run("-r", first["session_id"], "-z", "two", "--json").stdout)
+def test_cli_and_server_share_run_and_session(cli: Cli) -> None:
+    cli.serve()
+    assert cli.server is not None
+    cli.script(Reply(text="One."), Reply(text="Two.", continues=False))
+    first = json.loads(cli.run("-z", "one", "--json").stdout)
+    payload = json.loads(cli.run("runs", "show", first["run_id"], "--json").stdout)
+    assert (payload["kind"], payload["session_id"]) == ("run", first["session_id"])
+    cli.server.terminate()
+    cli.server.wait()
+    second = json.loads(cli.run("-r", first["session_id"], "-z", "two", "--json").stdout)
     assert second["session_id"] == first["session_id"]
-    assert [role for role, _ in place.said()] == ["user", "assistant"] * 2
-    assert [(one["source"], one["cwd"]) for one in place.sessions()] == [("cli", str(place.folder))]
+    assert [role for role, _ in cli.messages()] == ["user", "assistant"] * 2
+    assert [(session["source"], session["cwd"]) for session in cli.sessions()] == [("cli", str(cli.folder))]
 
 
-@pytest.mark.parametrize("words", [("--yolo",), ("-m", "other"), ("--sandbox", "local")], ids=" ".join)
-def test_options_beyond_the_api_work_beside_a_server(words: tuple[str, ...], place: Place) -> None:
-    place.serve()
-    place.script(Reply(text="ok"))
-    assert place.run(*words, "-z", "hi").stdout == "ok\n"
-    assert place.model.requests[-1].body["model"] == ("other" if "-m" in words else "m")
+@pytest.mark.parametrize("args", [("--yolo",), ("-m", "other"), ("--sandbox", "local")], ids=" ".join)
+def test_options_beyond_the_api_work_beside_a_server(args: tuple[str, ...], cli: Cli) -> None:
+    cli.serve()
+    cli.script(Reply(text="ok"))
+    assert cli.run(*args, "-z", "hi").stdout == "ok\n"
+    assert cli.model.requests[-1].body["model"] == ("other" if "-m" in args else "m")
 
 
-def test_folder_outside_workspaces_is_worked_in_by_the_command_itself(place: Place) -> None:
-    place.configure("approvals: {mode: off}\n")
-    place.serve()
-    config = (place.home / "config.yaml").read_text()
-    write_private(place.home / "config.yaml", config.replace(f", workspaces: ['{place.folder}']", ""))
-    place.script(Reply(tool_calls=[Call("terminal", {"command": "pwd > here.txt"})]), Reply(text="done"))
-    done = json.loads(place.run("-z", "hi", "--json").stdout)
-    assert (place.folder / "here.txt").read_text().strip() == str(place.folder)
-    assert json.loads(place.run("runs", "show", done["run_id"], "--json").stdout)["kind"] == "cli"
+def test_folder_outside_workspaces_is_worked_in_by_the_command_itself(cli: Cli) -> None:
+    cli.configure("approvals: {mode: off}\n")
+    cli.serve()
+    config = (cli.home / "config.yaml").read_text()
+    write_private(cli.home / "config.yaml", config.replace(f", workspaces: ['{cli.folder}']", ""))
+    cli.script(Reply(tool_calls=[Call("terminal", {"command": "pwd > here.txt"})]), Reply(text="done"))
+    payload = json.loads(cli.run("-z", "hi", "--json").stdout)
+    assert (cli.folder / "here.txt").read_text().strip() == str(cli.folder)
+    assert json.loads(cli.run("runs", "show", payload["run_id"], "--json").stdout)["kind"] == "cli"
 
 
-def test_server_with_key_accepts_key_of_the_settings(place: Place) -> None:
-    place.configure(f"api_server: {{key: {KEY}}}\n")
-    place.serve()
-    place.script(Reply(text="ok"))
-    done = place.run("-z", "hi", "--json")
-    assert json.loads(done.stdout)["final_response"] == "ok" and done.stderr == ""
-    run_id = json.loads(done.stdout)["run_id"]
-    assert json.loads(place.run("runs", "show", run_id, "--json").stdout)["kind"] == "run"
+def test_server_with_key_accepts_key_of_the_settings(cli: Cli) -> None:
+    cli.configure(f"api_server: {{key: {KEY}}}\n")
+    cli.serve()
+    cli.script(Reply(text="ok"))
+    result = cli.run("-z", "hi", "--json")
+    assert json.loads(result.stdout)["final_response"] == "ok" and result.stderr == ""
+    run_id = json.loads(result.stdout)["run_id"]
+    assert json.loads(cli.run("runs", "show", run_id, "--json").stdout)["kind"] == "run"
 
 
-def test_unresponsive_server_is_bypassed(place: Place) -> None:
-    place.serve()
-    assert place.server is not None
-    place.server.send_signal(19)  # it is held up
+def test_unresponsive_server_is_bypassed(cli: Cli) -> None:
+    cli.serve()
+    assert cli.server is not None
+    cli.server.send_signal(19)  # it is held up
     try:
-        place.script(Reply(text="ok"))
-        assert place.run("-z", "hi").stdout == "ok\n"
+        cli.script(Reply(text="ok"))
+        assert cli.run("-z", "hi").stdout == "ok\n"
     finally:
-        place.server.send_signal(18)
+        cli.server.send_signal(18)
 
 
 # ---- a server elsewhere
@@ -116,37 +116,37 @@ def ask(terminal: Terminal, text: str, answer: str) -> None:
     terminal.until(lambda screen: screen.count(" tokens in, ") == before + 1)
 
 
-def replies(place: Place, *texts: str) -> None:
-    place.script(*(Reply(text=text, continues=False, usage={"input": 100, "output": 7}) for text in texts))
+def replies(cli: Cli, *texts: str) -> None:
+    cli.script(*(Reply(text=text, continues=False, usage={"input": 100, "output": 7}) for text in texts))
 
 
-def test_oneshot_at_a_server(elsewhere: Place) -> None:
+def test_oneshot_at_a_server(elsewhere: Cli) -> None:
     elsewhere.script(Reply(text="Hello."))
-    done = elsewhere.run(*elsewhere.options, "-z", "hi")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "Hello.\n", "")
+    result = elsewhere.run(*elsewhere.options, "-z", "hi")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "Hello.\n", "")
     assert not (elsewhere.home.parent / "own" / "state.db").exists()
     [session] = elsewhere.sessions()
     assert session["end_reason"] == "cli_close"
     elsewhere.script(Reply(text="Again.", continues=False))
     again = json.loads(elsewhere.run(*elsewhere.options, "-r", session["id"][:18], "-z", "more", "--json").stdout)
     assert (again["final_response"], again["session_id"]) == ("Again.", session["id"])
-    assert [role for role, _ in elsewhere.said()] == ["user", "assistant"] * 2
+    assert [role for role, _ in elsewhere.messages()] == ["user", "assistant"] * 2
 
 
-def test_wrong_key_and_missing_server_are_told(elsewhere: Place) -> None:
-    done = elsewhere.run(*elsewhere.options, "-z", "hi", HERMES_API_KEY="wrong")
-    assert done.returncode == 1 and "refuses the key" in done.stderr and "HERMES_API_KEY" in done.stderr
-    done = elsewhere.run("--server", "http://127.0.0.1:9", "-z", "hi")
-    assert done.returncode == 69 and done.stderr.count("does not answer") == 1
+def test_wrong_key_and_missing_server_are_reported(elsewhere: Cli) -> None:
+    result = elsewhere.run(*elsewhere.options, "-z", "hi", HERMES_API_KEY="wrong")
+    assert result.returncode == 1 and "refuses the key" in result.stderr and "HERMES_API_KEY" in result.stderr
+    result = elsewhere.run("--server", "http://127.0.0.1:9", "-z", "hi")
+    assert result.returncode == 69 and result.stderr.count("does not answer") == 1
 
 
-def test_options_beyond_the_api_are_refused(elsewhere: Place) -> None:
-    done = elsewhere.run(*elsewhere.options, "--yolo", "-z", "hi")
-    assert done.returncode == 2 and "Try: hermes without --server" in done.stderr
+def test_options_beyond_the_api_are_refused(elsewhere: Cli) -> None:
+    result = elsewhere.run(*elsewhere.options, "--yolo", "-z", "hi")
+    assert result.returncode == 2 and "Try: hermes without --server" in result.stderr
     assert elsewhere.model.requests == []
 
 
-def test_chat_at_a_server_asks_and_is_asked(elsewhere: Place) -> None:
+def test_chat_at_a_server_handles_approvals_and_questions(elsewhere: Cli) -> None:
     question = {"question": "Tea or coffee?", "choices": ["tea", "coffee"]}
     elsewhere.script(
         Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]),
@@ -163,12 +163,12 @@ def test_chat_at_a_server_asks_and_is_asked(elsewhere: Place) -> None:
     terminal.send("2")
     terminal.until("Done.")
     assert not (elsewhere.home / "workspace" / "build").exists()
-    assert "coffee" in elsewhere.asked()[-1][1]
+    assert "coffee" in elsewhere.model_messages()[-1][1]
     terminal.type(CTRL_D)
     assert terminal.wait() == 0
 
 
-def test_slash_commands_at_a_server(elsewhere: Place) -> None:
+def test_slash_commands_at_a_server(elsewhere: Cli) -> None:
     replies(elsewhere, "One.", "Two.", "Three.")
     terminal = elsewhere.terminal(*elsewhere.options, rows=90)
     ask(terminal, "first", "One.")
@@ -187,10 +187,10 @@ def test_slash_commands_at_a_server(elsewhere: Place) -> None:
     terminal.send("/undo")
     terminal.until("Taken back, from: second")
     ask(terminal, "third", "Three.")
-    assert [text for role, text in elsewhere.asked() if role == "user"] == ["first", "third"]
+    assert [text for role, text in elsewhere.model_messages() if role == "user"] == ["first", "third"]
 
 
-def test_chat_follows_server_over_a_restart(elsewhere: Place) -> None:
+def test_chat_follows_server_over_a_restart(elsewhere: Cli) -> None:
     elsewhere.script(
         Reply(text=["Before", " the end"], stall_at=450),
         Reply(text=" and after it.", continues=False),

@@ -50,25 +50,27 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 @pytest.fixture
 def db(home: Home) -> Iterator[SessionDB]:
     """Three sessions: two whose ids begin alike, and one that is archived."""
-    with closing(SessionDB(home.state_db)) as made:
-        talk(made, "20260101_a", title="First steps", model="m-large", cwd="/work/a")
-        talk(made, "20260102_b", source="api_server", said="What about gardens?")
-        talk(made, "old", title="Put away")
-        made.update_session("old", archived=True)
-        yield made
+    with closing(SessionDB(home.state_db)) as db:
+        create_conversation(db, "20260101_a", title="First steps", model="m-large", cwd="/work/a")
+        create_conversation(db, "20260102_b", source="api_server", text="What about gardens?")
+        create_conversation(db, "old", title="Put away")
+        db.update_session("old", archived=True)
+        yield db
 
 
-def talk(db: SessionDB, session_id: str, *, source: str = "cli", said: str = "Hello world", **fields: Any) -> None:
+def create_conversation(
+    db: SessionDB, session_id: str, *, source: str = "cli", text: str = "Hello world", **fields: Any
+) -> None:
     db.create_session(session_id, source, **fields)
-    db.append_message(session_id, "user", said)
+    db.append_message(session_id, "user", text)
     call = {"id": "c1", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
     db.append_message(session_id, "assistant", "I look.", tool_calls=[call], reasoning="Look first.")
     db.append_message(session_id, "tool", "a.txt\n```\nb.txt", tool_name="terminal", tool_call_id="c1")
     db.append_message(session_id, "assistant", "Two files.")
 
 
-def run(home: Home, *words: str, json: bool = False) -> int:
-    args = parser_with({"sessions"}).parse_args(["sessions", *words], argparse.Namespace(json=json))
+def run(home: Home, *argv: str, json: bool = False) -> int:
+    args = parser_with({"sessions"}).parse_args(["sessions", *argv], argparse.Namespace(json=json))
     try:
         exit_code: int = args.work(args, home) or 0
         return exit_code
@@ -105,11 +107,11 @@ def end(db: SessionDB, home: Home, session_id: str, days: float) -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize("words", [["list"], ["search", "x"], ["stats"], ["export"], ["prune"], ["prune", "-y"]])
+@pytest.mark.parametrize("args", [["list"], ["search", "x"], ["stats"], ["export"], ["prune"], ["prune", "-y"]])
 def test_sessions_commands_without_database_create_nothing(
-    home: Home, capsys: Capture, words: list[str], as_json: bool
+    home: Home, capsys: Capture, args: list[str], as_json: bool
 ) -> None:
-    assert run(home, *words, json=as_json) == 0
+    assert run(home, *args, json=as_json) == 0
     printed = capsys.readouterr()
     assert printed.err and not home.path.exists()
     if as_json:
@@ -117,7 +119,7 @@ def test_sessions_commands_without_database_create_nothing(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ["show", "x"],
         ["rename", "x", "y"],
@@ -130,8 +132,8 @@ def test_sessions_commands_without_database_create_nothing(
         ["repair"],
     ],
 )
-def test_sessions_commands_without_database_find_none(home: Home, capsys: Capture, words: list[str]) -> None:
-    assert run(home, *words) == 5
+def test_sessions_commands_without_database_find_none(home: Home, capsys: Capture, args: list[str]) -> None:
+    assert run(home, *args) == 5
     printed = capsys.readouterr()
     assert printed.out == "" and "Try: " in printed.err
     assert not home.path.exists()
@@ -146,23 +148,21 @@ def test_session_by_id_prefix_or_title(home: Home, db: SessionDB, capsys: Captur
 
 
 @pytest.mark.parametrize(
-    "words", [["show", "2026"], ["delete", "old", "2026", "-y"], ["archive", "2026"], ["export", "2026"]]
+    "args", [["show", "2026"], ["delete", "old", "2026", "-y"], ["archive", "2026"], ["export", "2026"]]
 )
-def test_ambiguous_session_prefix_lists_candidates(
-    home: Home, db: SessionDB, capsys: Capture, words: list[str]
-) -> None:
-    assert run(home, *words) == 2
+def test_ambiguous_session_prefix_lists_candidates(home: Home, db: SessionDB, capsys: Capture, args: list[str]) -> None:
+    assert run(home, *args) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and "20260101_a  First steps" in printed.err and "20260102_b  What about" in printed.err
     assert len(ids(db)) == 3 and not db.get_session("20260101_a")["archived"]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [["show", "x"], ["show", ""], ["rename", "x", "y"], ["fork", "x"], ["archive", "old", "x"], ["delete", "x", "-y"]],
 )
-def test_unknown_session_is_not_found(home: Home, db: SessionDB, capsys: Capture, words: list[str]) -> None:
-    assert run(home, *words) == 5
+def test_unknown_session_is_not_found(home: Home, db: SessionDB, capsys: Capture, args: list[str]) -> None:
+    assert run(home, *args) == 5
     assert capsys.readouterr().err.endswith("Try: hermes sessions list --all\n")
 
 
@@ -178,7 +178,7 @@ def test_sessions_list_line_format(home: Home, db: SessionDB, capsys: Capture) -
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("args", "expected"),
     [
         ([], ["20260102_b", "20260101_a"]),
         (["--all"], ["old", "20260102_b", "20260101_a"]),
@@ -188,15 +188,17 @@ def test_sessions_list_line_format(home: Home, db: SessionDB, capsys: Capture) -
         (["--limit", "1"], ["20260102_b"]),
     ],
 )
-def test_sessions_list_filters(home: Home, db: SessionDB, capsys: Capture, words: list[str], found: list[str]) -> None:
-    assert run(home, "list", *words, json=True) == 0
-    told = document(capsys)
-    assert [session["id"] for session in told["sessions"]] == found
-    assert told["more"] is ("--limit" in words)
+def test_sessions_list_filters(
+    home: Home, db: SessionDB, capsys: Capture, args: list[str], expected: list[str]
+) -> None:
+    assert run(home, "list", *args, json=True) == 0
+    listing = document(capsys)
+    assert [session["id"] for session in listing["sessions"]] == expected
+    assert listing["more"] is ("--limit" in args)
 
 
 def test_sessions_list_fits_terminal_width(db: SessionDB) -> None:
-    talk(db, "long", title="A title that is much longer than there is room for")
+    create_conversation(db, "long", title="A title that is much longer than there is room for")
     wide = session_format.session_lines(db.list_sessions())
     narrow = session_format.session_lines(db.list_sessions(), 80)
     assert max(map(len, wide)) > 80 >= max(map(len, narrow))
@@ -210,10 +212,10 @@ def test_sessions_list_hints_at_more(home: Home, db: SessionDB, capsys: Capture)
 
 def test_json_times_are_iso(home: Home, db: SessionDB, capsys: Capture) -> None:
     run(home, "show", "old", json=True)
-    told = document(capsys)
-    for text in (told["started_at"], told["last_active"], told["messages"][0]["timestamp"]):
+    output = document(capsys)
+    for text in (output["started_at"], output["last_active"], output["messages"][0]["timestamp"]):
         assert datetime.fromisoformat(text).tzinfo is not None
-    assert told["ended_at"] is None
+    assert output["ended_at"] is None
 
 
 def test_out_of_range_time_is_unknown() -> None:
@@ -222,11 +224,11 @@ def test_out_of_range_time_is_unknown() -> None:
 
 def test_sessions_show_transcript(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "show", "First steps") == 0
-    shown = lines(capsys)
+    output = lines(capsys)
     for line in ("id: 20260101_a", "title: First steps", "folder: /work/a", "    Hello world", "    Two files."):
-        assert line in shown
-    assert '    -> terminal {"command": "ls"}' in shown
-    assert "    (reasoning) Look first." not in shown
+        assert line in output
+    assert '    -> terminal {"command": "ls"}' in output
+    assert "    (reasoning) Look first." not in output
 
 
 def test_sessions_show_last_messages(home: Home, db: SessionDB, capsys: Capture) -> None:
@@ -255,17 +257,17 @@ def test_sessions_show_full_includes_rewound_and_prompt(home: Home, db: SessionD
     [first, *_] = db.get_messages("old")
     db.rewind_to_message("old", first["id"])
     run(home, "show", "old", json=True)
-    told = document(capsys)
-    assert (told["messages"], "system_prompt" in told) == ([], False)
+    output = document(capsys)
+    assert (output["messages"], "system_prompt" in output) == ([], False)
     run(home, "show", "old", "--full", json=True)
-    told = document(capsys)
-    assert (len(told["messages"]), told["system_prompt"]) == (4, "Be kind.")
+    output = document(capsys)
+    assert (len(output["messages"]), output["system_prompt"]) == (4, "Be kind.")
 
 
 def test_sessions_output_has_no_terminal_escapes(home: Home, db: SessionDB, capsys: Capture) -> None:
-    talk(db, "red", said="\x1b[31m red\x9b0m")
-    for words in (["show", "red"], ["list"], ["search", "red"], ["export", "red", "--format", "md"]):
-        run(home, *words)
+    create_conversation(db, "red", text="\x1b[31m red\x9b0m")
+    for args in (["show", "red"], ["list"], ["search", "red"], ["export", "red", "--format", "md"]):
+        run(home, *args)
         printed = capsys.readouterr().out
         assert "[31m " in printed and not re.search("[\x1b\x9b]", printed)
 
@@ -279,9 +281,9 @@ def test_sessions_search_hits_with_context(home: Home, db: SessionDB, capsys: Ca
 
 def test_sessions_search_json(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "search", "hello", "--limit", "1", json=True) == 0
-    told = document(capsys)
-    assert (len(told["hits"]), told["complete"]) == (1, True)
-    assert datetime.fromisoformat(told["hits"][0]["session_started"])
+    report = document(capsys)
+    assert (len(report["hits"]), report["complete"]) == (1, True)
+    assert datetime.fromisoformat(report["hits"][0]["session_started"])
 
 
 def test_sessions_search_without_hit(home: Home, db: SessionDB, capsys: Capture) -> None:
@@ -294,18 +296,18 @@ def test_sessions_search_too_long_query_is_usage_error(home: Home, db: SessionDB
 
 @pytest.mark.parametrize("damage", ["DROP TABLE messages_fts", "UPDATE messages_fts_data SET block = x'ffffffffffff'"])
 def test_sessions_search_rebuilds_damaged_index(home: Home, capsys: Capture, damage: str) -> None:
-    with closing(SessionDB(home.state_db)) as made:
-        talk(made, "a")
+    with closing(SessionDB(home.state_db)) as db:
+        create_conversation(db, "a")
     alter(home, damage)
     assert (run(home, "search", "hello", json=True), len(document(capsys)["hits"])) == (0, 1)
 
 
-@pytest.mark.parametrize("words", [["list"], ["show", "old"], ["search", "hello"], ["stats"], ["export"]])
-def test_sessions_read_commands_change_nothing(home: Home, words: list[str]) -> None:
-    with closing(SessionDB(home.state_db)) as made:
-        talk(made, "old")
+@pytest.mark.parametrize("args", [["list"], ["show", "old"], ["search", "hello"], ["stats"], ["export"]])
+def test_sessions_read_commands_change_nothing(home: Home, args: list[str]) -> None:
+    with closing(SessionDB(home.state_db)) as db:
+        create_conversation(db, "old")
     before = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in home.path.iterdir()}
-    assert run(home, *words) == 0
+    assert run(home, *args) == 0
     assert {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in home.path.iterdir()} == before
 
 
@@ -316,10 +318,10 @@ def test_sessions_migrates_older_database(home: Home, capsys: Capture) -> None:
     assert (run(home, "list", json=True), document(capsys)["sessions"]) == (0, [])
 
 
-@pytest.mark.parametrize("words", [["list"], ["show", "a"], ["search", "a"], ["stats"], ["export"], ["optimize"]])
-def test_sessions_damaged_database_suggests_repair(home: Home, capsys: Capture, words: list[str]) -> None:
+@pytest.mark.parametrize("args", [["list"], ["show", "a"], ["search", "a"], ["stats"], ["export"], ["optimize"]])
+def test_sessions_damaged_database_suggests_repair(home: Home, capsys: Capture, args: list[str]) -> None:
     write_private(home.state_db, b"hello\n" * 2000)
-    assert run(home, *words) == 74
+    assert run(home, *args) == 74
     assert "hermes sessions repair" in capsys.readouterr().err
 
 
@@ -328,14 +330,14 @@ def test_sessions_damaged_database_suggests_repair(home: Home, capsys: Capture, 
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(
-    "words", [["list"], ["show", "leak"], ["search", "hello"], ["export"], ["rename", "leak", f"it {SECRET}"]]
+    "args", [["list"], ["show", "leak"], ["search", "hello"], ["export"], ["rename", "leak", f"it {SECRET}"]]
 )
 def test_sessions_output_is_redacted(
-    home: Home, capsys: Capture, db: SessionDB, words: list[str], as_json: bool
+    home: Home, capsys: Capture, db: SessionDB, args: list[str], as_json: bool
 ) -> None:
     write_private(home.env_file, "API_SERVER_KEY=plain-but-secret\n")
-    talk(db, "leak", said="hello, the key is plain-but-secret")
-    run(home, *words, json=as_json)
+    create_conversation(db, "leak", text="hello, the key is plain-but-secret")
+    run(home, *args, json=as_json)
     printed = capsys.readouterr()
     assert "plain-but-secret" not in printed.out + printed.err
     assert printed.out
@@ -343,14 +345,14 @@ def test_sessions_output_is_redacted(
 
 def test_sessions_export_with_secrets(home: Home, capsys: Capture, db: SessionDB) -> None:
     write_private(home.env_file, f"API_SERVER_KEY={SECRET}\n")
-    talk(db, "leak", said=f"the key is {SECRET}")
+    create_conversation(db, "leak", text=f"the key is {SECRET}")
     assert run(home, "export", "leak", "--with-secrets") == 0
     assert SECRET in capsys.readouterr().out
 
 
 def test_sessions_with_unreadable_settings(home: Home, capsys: Capture, db: SessionDB) -> None:
     write_private(home.config_file, "a: [")
-    talk(db, "leak", said=f"the key is {SECRET}")
+    create_conversation(db, "leak", text=f"the key is {SECRET}")
     assert run(home, "show", "leak") == 0
     printed = capsys.readouterr()
     assert "the key is" in printed.out and SECRET not in printed.out
@@ -366,29 +368,29 @@ def test_sessions_rename(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert db.get_session("20260102_b")["title"] == "The garden"  # type: ignore[index]
 
 
-@pytest.mark.parametrize("words", [["rename", "20260102", "First steps"], ["rename", "old", "x" * 101]])
-def test_sessions_rename_invalid_title_is_usage_error(home: Home, db: SessionDB, words: list[str]) -> None:
-    assert run(home, *words) == 2
+@pytest.mark.parametrize("args", [["rename", "20260102", "First steps"], ["rename", "old", "x" * 101]])
+def test_sessions_rename_invalid_title_is_usage_error(home: Home, db: SessionDB, args: list[str]) -> None:
+    assert run(home, *args) == 2
 
 
 def test_sessions_fork(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "fork", "First steps", json=True) == 0
-    made = document(capsys)
-    assert (made["title"], made["parent_session_id"], made["message_count"]) == ("First steps #2", "20260101_a", 4)
+    fork = document(capsys)
+    assert (fork["title"], fork["parent_session_id"], fork["message_count"]) == ("First steps #2", "20260101_a", 4)
 
 
 def test_sessions_fork_at_message(home: Home, db: SessionDB, capsys: Capture) -> None:
     [first, *_] = db.get_messages("old")
     assert run(home, "fork", "old", "--at", str(first["id"]), "--title", "Again", json=True) == 0
-    made = document(capsys)
-    assert (made["title"], made["message_count"]) == ("Again", 1)
+    fork = document(capsys)
+    assert (fork["title"], fork["message_count"]) == ("Again", 1)
 
 
 @pytest.mark.parametrize(
-    ("words", "exit_code"), [(["--at", "999"], 5), (["--title", "Put away"], 2), (["--title", "x" * 101], 2)]
+    ("args", "exit_code"), [(["--at", "999"], 5), (["--title", "Put away"], 2), (["--title", "x" * 101], 2)]
 )
-def test_failed_sessions_fork_leaves_nothing(home: Home, db: SessionDB, words: list[str], exit_code: int) -> None:
-    assert (run(home, "fork", "20260101_a", *words), len(ids(db))) == (exit_code, 3)
+def test_failed_sessions_fork_leaves_nothing(home: Home, db: SessionDB, args: list[str], exit_code: int) -> None:
+    assert (run(home, "fork", "20260101_a", *args), len(ids(db))) == (exit_code, 3)
 
 
 def test_sessions_archive_and_unarchive(home: Home, db: SessionDB, capsys: Capture) -> None:
@@ -409,12 +411,12 @@ def test_sessions_delete_without_terminal_names_flag(home: Home, db: SessionDB, 
     assert len(ids(db)) == 3
 
 
-@pytest.mark.parametrize(("typed", "exit_code", "left"), [("y\n", 0, 1), ("n\n", 1, 3), ("\n", 1, 3), ("", 1, 3)])
+@pytest.mark.parametrize(("typed", "exit_code", "remaining"), [("y\n", 0, 1), ("n\n", 1, 3), ("\n", 1, 3), ("", 1, 3)])
 def test_sessions_delete_asks_for_confirmation(
-    home: Home, db: SessionDB, monkeypatch: pytest.MonkeyPatch, typed: str, exit_code: int, left: int
+    home: Home, db: SessionDB, monkeypatch: pytest.MonkeyPatch, typed: str, exit_code: int, remaining: int
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
-    assert (run(home, "delete", "old", "Put away", "20260101"), len(ids(db))) == (exit_code, left)
+    assert (run(home, "delete", "old", "Put away", "20260101"), len(ids(db))) == (exit_code, remaining)
 
 
 def test_sessions_delete_with_yes(home: Home, db: SessionDB, capsys: Capture) -> None:
@@ -432,7 +434,7 @@ def test_sessions_delete_of_busy_session_needs_force(home: Home, db: SessionDB, 
 
 
 @pytest.mark.parametrize(
-    ("words", "gone"),
+    ("args", "removed"),
     [
         ([], {"20260101_a"}),
         (["--older-than", "49h"], {"20260101_a", "old"}),
@@ -446,15 +448,15 @@ def test_sessions_delete_of_busy_session_needs_force(home: Home, db: SessionDB, 
         (["--older-than", "1d", "--max-messages", "3"], set()),
     ],
 )
-def test_sessions_prune_filters(home: Home, db: SessionDB, capsys: Capture, words: list[str], gone: set[str]) -> None:
+def test_sessions_prune_filters(home: Home, db: SessionDB, capsys: Capture, args: list[str], removed: set[str]) -> None:
     end(db, home, "20260101_a", 100)
     end(db, home, "old", 3)
-    assert run(home, "prune", *words, "--dry-run", json=True) == 0
-    told = document(capsys)
-    assert (told["dry_run"], set(told["sessions"]), len(ids(db))) == (True, gone, 3)
-    assert run(home, "prune", *words, "-y", json=True) == 0
-    assert set(document(capsys)["sessions"]) == gone
-    assert len(ids(db)) == 3 - len(gone)
+    assert run(home, "prune", *args, "--dry-run", json=True) == 0
+    report = document(capsys)
+    assert (report["dry_run"], set(report["sessions"]), len(ids(db))) == (True, removed, 3)
+    assert run(home, "prune", *args, "-y", json=True) == 0
+    assert set(document(capsys)["sessions"]) == removed
+    assert len(ids(db)) == 3 - len(removed)
 
 
 def test_sessions_prune_gives_space_back(home: Home, db: SessionDB) -> None:
@@ -510,7 +512,7 @@ def test_sessions_export_json_lines_oldest_first(home: Home, db: SessionDB, caps
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("args", "expected"),
     [
         (["old", "20260101"], ["old", "20260101_a"]),
         (["old", "20260101", "--no-archived"], ["20260101_a"]),
@@ -524,17 +526,17 @@ def test_sessions_export_json_lines_oldest_first(home: Home, db: SessionDB, caps
     ],
 )
 def test_sessions_export_filters(
-    home: Home, db: SessionDB, capsys: Capture, words: list[str], found: list[str]
+    home: Home, db: SessionDB, capsys: Capture, args: list[str], expected: list[str]
 ) -> None:
-    assert run(home, "export", *words, json=True) == 0
-    assert [item["id"] for item in document(capsys)["sessions"]] == found
+    assert run(home, "export", *args, json=True) == 0
+    assert [item["id"] for item in document(capsys)["sessions"]] == expected
 
 
 def test_sessions_export_pagination(
     home: Home, db: SessionDB, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions_transfer, "_PAGE", 2)
-    talk(db, "fourth")
+    create_conversation(db, "fourth")
     run(home, "export")
     assert len(lines(capsys)) == 4
 
@@ -589,7 +591,7 @@ def test_sessions_export_markdown_as_json_is_usage_error(home: Home, db: Session
 # ---- import
 
 
-def written(tmp_path: Path, *items: Any) -> str:
+def import_file(tmp_path: Path, *items: Any) -> str:
     file = tmp_path / "in.jsonl"
     file.write_text("".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in items))
     return str(file)
@@ -620,7 +622,7 @@ def test_sessions_import_from_stdin(home: Home, capsys: Capture, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("{", "This is not JSON: "),
         ("[" * 100_000, "This is not JSON"),
@@ -632,14 +634,14 @@ def test_sessions_import_from_stdin(home: Home, capsys: Capture, monkeypatch: py
     ],
 )
 def test_sessions_import_invalid_line_rejects_its_batch(
-    home: Home, capsys: Capture, tmp_path: Path, line: str, told: str
+    home: Home, capsys: Capture, tmp_path: Path, line: str, message: str
 ) -> None:
-    assert run(home, "import", written(tmp_path, session("a"), "", line, session("c"))) == 1
+    assert run(home, "import", import_file(tmp_path, session("a"), "", line, session("c"))) == 1
     printed = capsys.readouterr()
-    assert printed.err.startswith("line 3: ") and told in printed.err
+    assert printed.err.startswith("line 3: ") and message in printed.err
     assert printed.out.splitlines()[1] == "3 sessions refused: one fault keeps its whole batch out."
-    with closing(SessionDB(home.state_db)) as made:
-        assert ids(made) == set()
+    with closing(SessionDB(home.state_db)) as db:
+        assert ids(db) == set()
 
 
 def test_sessions_import_rejects_invalid_utf8(home: Home, capsys: Capture, tmp_path: Path) -> None:
@@ -648,10 +650,10 @@ def test_sessions_import_rejects_invalid_utf8(home: Home, capsys: Capture, tmp_p
 
 
 def test_sessions_import_rejects_out_of_range_number(home: Home, capsys: Capture, tmp_path: Path) -> None:
-    assert run(home, "import", written(tmp_path, session("a"), session("b", message_count=10**30))) == 1
+    assert run(home, "import", import_file(tmp_path, session("a"), session("b", message_count=10**30))) == 1
     assert capsys.readouterr().err.startswith("line ")
-    with closing(SessionDB(home.state_db)) as made:
-        assert ids(made) == set()
+    with closing(SessionDB(home.state_db)) as db:
+        assert ids(db) == set()
 
 
 def test_sessions_import_fault_affects_own_batch_only(
@@ -659,12 +661,12 @@ def test_sessions_import_fault_affects_own_batch_only(
 ) -> None:
     monkeypatch.setattr(sessions_transfer, "_BATCH_SESSIONS", 2)
     items = [session("a"), session("b"), session("c"), {"id": "d"}, session("e", parent_session_id="gone")]
-    assert run(home, "import", written(tmp_path, *items), json=True) == 1
-    told = document(capsys)
-    assert (told["ok"], told["imported"], told["refused"], told["detached"]) == (False, 3, 2, 1)
-    assert [error["line"] for error in told["errors"]] == [4]
-    with closing(SessionDB(home.state_db)) as made:
-        assert ids(made) == {"a", "b", "e"}
+    assert run(home, "import", import_file(tmp_path, *items), json=True) == 1
+    report = document(capsys)
+    assert (report["ok"], report["imported"], report["refused"], report["detached"]) == (False, 3, 2, 1)
+    assert [error["line"] for error in report["errors"]] == [4]
+    with closing(SessionDB(home.state_db)) as db:
+        assert ids(db) == {"a", "b", "e"}
 
 
 def test_sessions_import_batches_stay_within_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -673,12 +675,12 @@ def test_sessions_import_batches_stay_within_limits(tmp_path: Path, monkeypatch:
     assert sessions_transfer._BATCH_SESSIONS <= IMPORT_SESSIONS_MAX
     assert sessions_transfer._BATCH_BYTES < IMPORT_BYTES_MAX
     monkeypatch.setattr(sessions_transfer, "_BATCH_BYTES", 10)
-    found = list(
+    batches = list(
         sessions_transfer._batches(
             sessions_transfer._line_entries([b'"1234"\n', b"2\n", b'"a line that is too long"\n', b"4\n"])
         )
     )
-    assert [[number for number, _, _ in batch] for batch in found] == [[1, 2], [3], [4]]
+    assert [[number for number, _, _ in batch] for batch in batches] == [[1, 2], [3], [4]]
 
 
 def test_sessions_import_batch_message_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -686,9 +688,9 @@ def test_sessions_import_batch_message_limit(monkeypatch: pytest.MonkeyPatch) ->
 
     assert sessions_transfer._BATCH_MESSAGES <= IMPORT_ROWS_AT_ONCE_MAX
     monkeypatch.setattr(sessions_transfer, "_BATCH_MESSAGES", 3)
-    held = [json.dumps({"messages": [{}] * count}).encode() for count in (2, 1, 1, 9, 0, 3)]
-    found = list(sessions_transfer._batches(sessions_transfer._line_entries([*held, b'{"messages": 7}', b"["])))
-    assert [[number for number, _, _ in batch] for batch in found] == [[1, 2], [3], [4], [5, 6, 7, 8]]
+    data = [json.dumps({"messages": [{}] * count}).encode() for count in (2, 1, 1, 9, 0, 3)]
+    batches = list(sessions_transfer._batches(sessions_transfer._line_entries([*data, b'{"messages": 7}', b"["])))
+    assert [[number for number, _, _ in batch] for batch in batches] == [[1, 2], [3], [4], [5, 6, 7, 8]]
 
 
 @pytest.mark.parametrize(("name", "exit_code"), [("missing", 5), (".", 1)])
@@ -703,11 +705,11 @@ def test_sessions_import_of_unreadable_file_creates_no_database(
 
 def test_sessions_stats(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "stats", json=True) == 0
-    told = document(capsys)
-    counted = {name: told[name] for name in ("sessions", "open", "archived", "messages", "blobs", "runs")}
+    report = document(capsys)
+    counted = {name: report[name] for name in ("sessions", "open", "archived", "messages", "blobs", "runs")}
     assert counted == {"sessions": 3, "open": 3, "archived": 1, "messages": 12, "blobs": 0, "runs": 0}
-    assert set(told["parts"]) == {"rows", "index", "blobs", "logs", "other", "free"}
-    assert sum(told["parts"].values()) == told["bytes"] > 0
+    assert set(report["parts"]) == {"rows", "index", "blobs", "logs", "other", "free"}
+    assert sum(report["parts"].values()) == report["bytes"] > 0
 
 
 def test_sessions_stats_separate_blobs_and_index(home: Home, db: SessionDB, capsys: Capture) -> None:
@@ -731,16 +733,16 @@ def test_sessions_stats_without_dbstat() -> None:
 
 def test_sessions_stats_text(home: Home, db: SessionDB, capsys: Capture) -> None:
     assert run(home, "stats") == 0
-    shown = lines(capsys)
-    assert "sessions: 3" in shown and shown[-1].startswith(f"all of {home.state_db}: ")
+    output = lines(capsys)
+    assert "sessions: 3" in output and output[-1].startswith(f"all of {home.state_db}: ")
 
 
 def test_sessions_optimize(home: Home, db: SessionDB, capsys: Capture) -> None:
-    talk(db, "big", said="x" * 1_000_000)
+    create_conversation(db, "big", text="x" * 1_000_000)
     db.delete_session("big")
     assert run(home, "optimize", json=True) == 0
-    told = document(capsys)
-    assert told["bytes_after"] < told["bytes_before"]
+    report = document(capsys)
+    assert report["bytes_after"] < report["bytes_before"]
     assert (run(home, "optimize"), " before, " in capsys.readouterr().out) == (0, True)
 
 
@@ -760,31 +762,31 @@ def test_sessions_backup_failure(home: Home, db: SessionDB, capsys: Capture, tmp
     assert "The copy cannot be made: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["repair"], ["repair", "--deep"]])
-def test_sessions_repair_of_healthy_file(home: Home, capsys: Capture, words: list[str]) -> None:
-    with closing(SessionDB(home.state_db)) as made:
-        talk(made, "a")
+@pytest.mark.parametrize("args", [["repair"], ["repair", "--deep"]])
+def test_sessions_repair_of_healthy_file(home: Home, capsys: Capture, args: list[str]) -> None:
+    with closing(SessionDB(home.state_db)) as db:
+        create_conversation(db, "a")
     before = home.state_db.read_bytes()
-    assert run(home, *words) == 0
+    assert run(home, *args) == 0
     assert lines(capsys) == [f"No fault was found in {home.state_db}; nothing was done to it."]
     assert home.state_db.read_bytes() == before
     assert [path.name for path in home.path.iterdir()] == ["state.db"]
 
 
 def test_sessions_repair_rebuilds_index(home: Home, capsys: Capture) -> None:
-    with closing(SessionDB(home.state_db)) as made:
-        talk(made, "a")
+    with closing(SessionDB(home.state_db)) as db:
+        create_conversation(db, "a")
     alter(home, "DELETE FROM messages_fts_data")
     assert run(home, "repair", json=True) == 0
-    told = document(capsys)
-    assert told["sound"] and "has been made anew" in told["notices"][0]
+    report = document(capsys)
+    assert report["sound"] and "has been made anew" in report["notices"][0]
 
 
-def spoil(home: Home) -> None:
+def corrupt(home: Home) -> None:
     """Noise in the pages in which one session's messages stand."""
-    with closing(SessionDB(home.state_db)) as made:
+    with closing(SessionDB(home.state_db)) as db:
         for number in range(40):
-            talk(made, f"s{number:02}", said=f"number {number} " + "x" * 3000)
+            create_conversation(db, f"s{number:02}", text=f"number {number} " + "x" * 3000)
     data = bytearray(home.state_db.read_bytes())
     at = data.index(b"number 20 x") // 4096 * 4096
     data[at : at + 4096] = b"\xa5" * 4096
@@ -792,18 +794,18 @@ def spoil(home: Home) -> None:
 
 
 def test_sessions_repair_saves_readable_rows(home: Home, capsys: Capture) -> None:
-    spoil(home)
+    corrupt(home)
     before = home.state_db.read_bytes()
     assert run(home, "repair", json=True) == 0
-    told = document(capsys)
-    assert (told["sound"], told["repair"]["repaired"], told["left"]) == (False, True, [])
-    assert told["faults"] and told["repair"]["rows"] > 0
-    assert Path(told["repair"]["backup_path"]).read_bytes() == before
+    report = document(capsys)
+    assert (report["sound"], report["repair"]["repaired"], report["left"]) == (False, True, [])
+    assert report["faults"] and report["repair"]["rows"] > 0
+    assert Path(report["repair"]["backup_path"]).read_bytes() == before
     assert run(home, "repair", "--deep") == 0
 
 
 def test_sessions_repair_text(home: Home, capsys: Capture) -> None:
-    spoil(home)
+    corrupt(home)
     assert run(home, "repair") == 0
     first, *missing, last = lines(capsys)
     assert first.startswith("What could be read is in a new file. It holds ") and first.endswith("sessions.")
@@ -819,19 +821,19 @@ def test_sessions_repair_of_non_database_fails(home: Home, capsys: Capture) -> N
 
 
 def test_sessions_repair_reports_remaining_faults(home: Home, capsys: Capture) -> None:
-    with closing(SessionDB(home.state_db)) as made:
-        talk(made, "a")
+    with closing(SessionDB(home.state_db)) as db:
+        create_conversation(db, "a")
     alter(home, "DELETE FROM sessions")
     exit_code = run(home, "repair", json=True)
-    told = document(capsys)
-    with closing(SessionDB(home.state_db)) as made:
-        assert made.check() == told["left"]
-    assert exit_code == (74 if told["left"] else 0)
+    report = document(capsys)
+    with closing(SessionDB(home.state_db)) as db:
+        assert db.check() == report["left"]
+    assert exit_code == (74 if report["left"] else 0)
 
 
 def test_sessions_repair_refuses_while_server_runs(home: Home, db: SessionDB, capsys: Capture) -> None:
-    with open(home.lock_file, "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with open(home.lock_file, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         assert run(home, "repair") == 4
     assert capsys.readouterr().err.endswith("Try: hermes gateway stop\n")
 
@@ -845,10 +847,10 @@ def test_sessions_repair_refuses_open_database(home: Home, db: SessionDB, capsys
 # ---- the command itself
 
 
-def command(home: Home, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+def command(home: Home, *args: str, **more: Any) -> subprocess.CompletedProcess[str]:
     environ = {"PATH": os.environ["PATH"], "HERMES_HOME": str(home.path), "HOME": str(home.path)}
     return subprocess.run(
-        [sys.executable, "-m", "hermes", "sessions", *words],
+        [sys.executable, "-m", "hermes", "sessions", *args],
         env=environ,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -860,8 +862,8 @@ def command(home: Home, *words: str, **more: Any) -> subprocess.CompletedProcess
 
 
 def test_sessions_without_action_lists_them(home: Home) -> None:
-    done, listed = command(home), command(home, "list")
-    assert done.returncode == 0 and (done.stdout, done.stderr) == (listed.stdout, listed.stderr)
+    result, listed = command(home), command(home, "list")
+    assert result.returncode == 0 and (result.stdout, result.stderr) == (listed.stdout, listed.stderr)
 
 
 @pytest.mark.parametrize("action", actions_of("sessions"))
@@ -879,15 +881,15 @@ def test_sessions_help_loads_no_database(home: Home) -> None:
         "except SystemExit: pass\n"
         "assert not {'sqlite3', 'msgspec', 'yaml', 'ruamel', 'hermes.store.sessions'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_sessions_command_end_to_end(home: Home) -> None:
-    with closing(SessionDB(home.state_db)) as made:
-        talk(made, "a", title="One")
+    with closing(SessionDB(home.state_db)) as db:
+        create_conversation(db, "a", title="One")
     listed = command(home, "list", "--json")
-    assert [one["id"] for one in json.loads(listed.stdout)["sessions"]] == ["a"]
+    assert [session["id"] for session in json.loads(listed.stdout)["sessions"]] == ["a"]
     assert "    Two files." in command(home, "show", "One").stdout.splitlines()
     assert command(home, "delete", "a").returncode == 2
     assert command(home, "delete", "a", "-y").stdout == "1 session deleted.\n"
@@ -895,19 +897,19 @@ def test_sessions_command_end_to_end(home: Home) -> None:
 
 
 def test_sessions_export_broken_pipe_is_quiet(home: Home) -> None:
-    with closing(SessionDB(home.state_db)) as made:
+    with closing(SessionDB(home.state_db)) as db:
         for number in range(20):
-            talk(made, f"s{number}", said="x" * 100_000)
+            create_conversation(db, f"s{number}", text="x" * 100_000)
     environ = {"PATH": os.environ["PATH"], "HERMES_HOME": str(home.path), "HOME": str(home.path)}
-    words = [sys.executable, "-m", "hermes", "sessions", "export"]
-    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+    command = [sys.executable, "-m", "hermes", "sessions", "export"]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None and program.stderr is not None
         program.stdout.readline()
         program.stdout.close()
         assert (program.stderr.read(), program.wait(60)) == ("", 0)
 
 
-def test_import_of_a_database_says_what_to_do(home: Home, db: SessionDB, capsys: Capture, tmp_path: Path) -> None:
+def test_import_of_a_database_has_a_hint(home: Home, db: SessionDB, capsys: Capture, tmp_path: Path) -> None:
     assert run(Home(tmp_path / "other"), "import", str(home.state_db)) == 2
     errors = capsys.readouterr().err
     assert (
@@ -915,7 +917,7 @@ def test_import_of_a_database_says_what_to_do(home: Home, db: SessionDB, capsys:
     )
 
 
-def test_import_tells_the_first_faults_only(home: Home, capsys: Capture, tmp_path: Path) -> None:
+def test_import_reports_only_the_first_errors(home: Home, capsys: Capture, tmp_path: Path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text("nonsense\n" * 30)
     assert run(home, "import", str(file)) == 1

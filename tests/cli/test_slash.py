@@ -13,14 +13,14 @@ from hermes.cli.slash import COMMANDS
 from hermes.core.home import write_private
 from support.model_server import Call, Reply
 
-from .conftest import Place
+from .conftest import Cli
 from .terminal import Terminal
 
 CTRL_C, CTRL_D = "\x03", "\x04"
 
 
-def answers(place: Place, *texts: str) -> None:
-    place.script(*(Reply(text=text, continues=False, usage={"input": 100, "output": 7}) for text in texts))
+def answers(cli: Cli, *texts: str) -> None:
+    cli.script(*(Reply(text=text, continues=False, usage={"input": 100, "output": 7}) for text in texts))
 
 
 def ask(terminal: Terminal, text: str, answer: str) -> None:
@@ -28,25 +28,25 @@ def ask(terminal: Terminal, text: str, answer: str) -> None:
     before = str(terminal).count(" tokens in, ")
     terminal.send(text)
     terminal.until(answer)
-    ended(terminal, before + 1)
+    wait_for_turns(terminal, before + 1)
 
 
-def ended(terminal: Terminal, turns: int) -> None:
+def wait_for_turns(terminal: Terminal, turns: int) -> None:
     """So many turns are over."""
     terminal.until(
         lambda screen: screen.count(" tokens in, ") == turns and "Ctrl-C stops" not in screen.rpartition("\n")[2]
     )
 
 
-def skill(place: Place, name: str, text: str) -> None:
-    folder = place.home / "skills" / "work" / name
+def skill(cli: Cli, name: str, text: str) -> None:
+    folder = cli.home / "skills" / "work" / name
     folder.mkdir(parents=True)
     (folder / "SKILL.md").write_text(f"---\nname: {name}\ndescription: How to {name}.\n---\n\n{text}\n")
 
 
-def test_slash_help_and_unknown_command(place: Place) -> None:
-    skill(place, "tidy", "Put things away.")
-    terminal = place.terminal(rows=60)
+def test_slash_help_and_unknown_command(cli: Cli) -> None:
+    skill(cli, "tidy", "Put things away.")
+    terminal = cli.terminal(rows=60)
     terminal.send("/help")
     screen = terminal.until("at an approval")
     for word in (
@@ -66,12 +66,12 @@ def test_slash_help_and_unknown_command(place: Place) -> None:
     assert "Did you mean /title" in terminal.until("There is no command /titel")
     terminal.type("/qu")
     terminal.until("leave; --delete deletes the session")
-    assert place.model.requests == []
+    assert cli.model.requests == []
 
 
-def test_slash_title_branch_save_resume(place: Place) -> None:
-    answers(place, "One.", "Two.", "Three.")
-    terminal = place.terminal(rows=90)
+def test_slash_title_branch_save_resume(cli: Cli) -> None:
+    answers(cli, "One.", "Two.", "Three.")
+    terminal = cli.terminal(rows=90)
     terminal.send("/new Shopping")
     terminal.until("A new session: Shopping")
     ask(terminal, "first", "One.")
@@ -80,11 +80,11 @@ def test_slash_title_branch_save_resume(place: Place) -> None:
     terminal.send("/branch")
     terminal.until("This continues in a branch: Shopping #2")
     ask(terminal, "second", "Two.")
-    assert place.asked() == [("user", "first"), ("assistant", "One."), ("user", "second")]
+    assert cli.model_messages() == [("user", "first"), ("assistant", "One."), ("user", "second")]
     terminal.send("/resume Shopping")
     terminal.until(lambda screen: screen.count("One.") == 2)
     ask(terminal, "third", "Three.")
-    assert place.asked() == [("user", "first"), ("assistant", "One."), ("user", "third")]
+    assert cli.model_messages() == [("user", "first"), ("assistant", "One."), ("user", "third")]
     terminal.send("/save out.md")
     terminal.until("/save out.md\n\n")
     terminal.send("/sessions")
@@ -95,124 +95,126 @@ def test_slash_title_branch_save_resume(place: Place) -> None:
     terminal.until("belongs to the session")
     terminal.send("/quit --delete")
     assert terminal.wait() == 0
-    assert [session["title"] for session in place.sessions()] == ["Shopping #2"]
-    assert "## User" in (place.folder / "out.md").read_text()
+    assert [session["title"] for session in cli.sessions()] == ["Shopping #2"]
+    assert "## User" in (cli.folder / "out.md").read_text()
 
 
-def test_slash_undo_and_retry(each_way: Place) -> None:
-    answers(each_way, "One.", "Two.", "Another one.", "Third.")
-    terminal = each_way.terminal(rows=90)
+def test_slash_undo_and_retry(cli_or_server: Cli) -> None:
+    answers(cli_or_server, "One.", "Two.", "Another one.", "Third.")
+    terminal = cli_or_server.terminal(rows=90)
     ask(terminal, "first", "One.")
     ask(terminal, "second", "Two.")
     terminal.send("/undo")
     terminal.until("Taken back, from: second")
     terminal.send("/retry")
     terminal.until("Another one.")
-    ended(terminal, 3)
-    assert each_way.asked() == [("user", "first")]
+    wait_for_turns(terminal, 3)
+    assert cli_or_server.model_messages() == [("user", "first")]
     terminal.send("/undo 5")
     terminal.until("There are 1 turn to take back.")
 
 
-def test_slash_undo_in_unsaved_chat(place: Place) -> None:
-    answers(place, "One.", "Two.", "Three.")
-    terminal = place.terminal("--no-save", rows=90)
+def test_slash_undo_in_unsaved_chat(cli: Cli) -> None:
+    answers(cli, "One.", "Two.", "Three.")
+    terminal = cli.terminal("--no-save", rows=90)
     ask(terminal, "first", "One.")
     ask(terminal, "second", "Two.")
     terminal.send("/undo")
     terminal.until("Taken back, from: second")
     ask(terminal, "third", "Three.")
-    assert place.asked() == [("user", "first"), ("assistant", "One."), ("user", "third")]
+    assert cli.model_messages() == [("user", "first"), ("assistant", "One."), ("user", "third")]
     terminal.send("/title x")
     terminal.until("This conversation is not kept.")
-    assert not (place.home / "state.db").exists() and not (place.home / "history").exists()
+    assert not (cli.home / "state.db").exists() and not (cli.home / "history").exists()
 
 
-def test_slash_model_and_effort(each_way: Place) -> None:
-    answers(each_way, "One.", "Two.", "Three.")
-    terminal = each_way.terminal(rows=90)
+def test_slash_model_and_effort(cli_or_server: Cli) -> None:
+    answers(cli_or_server, "One.", "Two.", "Three.")
+    terminal = cli_or_server.terminal(rows=90)
     ask(terminal, "first", "One.")
     terminal.send("/model other")
     terminal.until("Model: custom/other, window")
     terminal.send("/reasoning high")
     terminal.until("Reasoning: high; it is shown.")
     ask(terminal, "second", "Two.")
-    assert each_way.model.requests[-1].model == "other"
+    assert cli_or_server.model.requests[-1].model == "other"
     terminal.send("/reasoning loud")
     terminal.until("is no effort")
     terminal.send("/model third --global")
     terminal.until("model.default is written")
     terminal.type(CTRL_D)
     terminal.wait()
-    assert yaml.safe_load((each_way.home / "config.yaml").read_text())["model"]["default"] == "third"
-    assert each_way.sessions()[0]["model"] == "third"
-    each_way.run("--continue", "-z", "and now?")
-    assert each_way.model.requests[-1].model == "third"
+    assert yaml.safe_load((cli_or_server.home / "config.yaml").read_text())["model"]["default"] == "third"
+    assert cli_or_server.sessions()[0]["model"] == "third"
+    cli_or_server.run("--continue", "-z", "and now?")
+    assert cli_or_server.model.requests[-1].model == "third"
 
 
-def test_slash_tools_and_skills(each_way: Place) -> None:
-    skill(each_way, "tidy", "Put everything into drawers.")
-    answers(each_way, "One.", "Two.", "Three.")
-    terminal = each_way.terminal("-t", "todo,memory", rows=120)
+def test_slash_tools_and_skills(cli_or_server: Cli) -> None:
+    skill(cli_or_server, "tidy", "Put everything into drawers.")
+    answers(cli_or_server, "One.", "Two.", "Three.")
+    terminal = cli_or_server.terminal("-t", "todo,memory", rows=120)
     terminal.send("/tools disable memory")
     terminal.until("In this conversation: todo.")
     terminal.send("/skills tidy")
     terminal.until("Followed here: tidy.")
     ask(terminal, "first", "One.")
-    body = each_way.model.requests[-1].body
+    body = cli_or_server.model.requests[-1].body
     assert [tool["function"]["name"] for tool in body["tools"]] == ["todo"]
     assert "into drawers" in json.dumps([m for m in body["messages"] if m["role"] == "system"])
     terminal.send("/skills off")
     terminal.until("Followed here: none.")
     terminal.send("/tidy my desk")
     terminal.until("Two.")
-    assert "my desk" in each_way.asked()[-1][1] and "into drawers" in each_way.asked()[-1][1]
+    assert (
+        "my desk" in cli_or_server.model_messages()[-1][1] and "into drawers" in cli_or_server.model_messages()[-1][1]
+    )
     terminal.send("/tools disable nonsense")
     terminal.until("There is no toolset 'nonsense'")
-    for name, shown in (("/memory", "/memory"), ("/mcp", "/mcp"), ("/cron", "/cron"), ("/skills", "How to tidy.")):
+    for name, expected in (("/memory", "/memory"), ("/mcp", "/mcp"), ("/cron", "/cron"), ("/skills", "How to tidy.")):
         terminal.send(name)
-        terminal.until(shown)
+        terminal.until(expected)
 
 
-def test_slash_compact(each_way: Place) -> None:
+def test_slash_compact(cli_or_server: Cli) -> None:
     long = "words " * 400
-    answers(each_way, *(f"Answer {at} {long}" for at in range(6)), "A summary of tea.", "Done.")
-    terminal = each_way.terminal(rows=400)
+    answers(cli_or_server, *(f"Answer {at} {long}" for at in range(6)), "A summary of tea.", "Done.")
+    terminal = cli_or_server.terminal(rows=400)
     terminal.send("/compress")
     terminal.until("There is nothing to make shorter yet.")
     for at in range(6):
         ask(terminal, f"question {at}", f"Answer {at}")
     terminal.send("/compress tea")
     screen = terminal.until("Compacted by summary")
-    assert "Keep most of what is about: tea" in json.dumps(each_way.model.requests[-1].body)
+    assert "Keep most of what is about: tea" in json.dumps(cli_or_server.model.requests[-1].body)
     before, after = (int(word.replace(",", "")) for word in screen.split("summary: ")[1].split()[0:4:3])
     assert after < before
     ask(terminal, "go on", "Done.")
-    assert "A summary of tea." in json.dumps(each_way.model.requests[-1].body)
+    assert "A summary of tea." in json.dumps(cli_or_server.model.requests[-1].body)
 
 
-def test_slash_inspect_request(each_way: Place) -> None:
-    each_way.configure("providers: {}\n")
-    answers(each_way, "One.")
-    terminal = each_way.terminal(rows=200, columns=200)
+def test_slash_inspect_request(cli_or_server: Cli) -> None:
+    cli_or_server.configure("providers: {}\n")
+    answers(cli_or_server, "One.")
+    terminal = cli_or_server.terminal(rows=200, columns=200)
     ask(terminal, "first", "One.")
     terminal.send("/usage")
     terminal.until("custom/m  turns  1")
     terminal.send("/status")
     screen = terminal.until("typing while it works")
-    assert f"folder                 {each_way.folder}" in screen
-    assert ("in the server" in screen) is (each_way.server is not None)
+    assert f"folder                 {cli_or_server.folder}" in screen
+    assert ("in the server" in screen) is (cli_or_server.server is not None)
     terminal.send("/prompt")
-    terminal.until(str(each_way.folder))
+    terminal.until(str(cli_or_server.folder))
     terminal.send("/debug")
     screen = terminal.until('"messages": [')
     assert '"model": "m"' in screen and '"tools": [' in screen
 
 
-def test_slash_stop_and_approvals(each_way: Place) -> None:
-    (each_way.folder / "build").mkdir()
+def test_slash_stop_and_approvals(cli_or_server: Cli) -> None:
+    (cli_or_server.folder / "build").mkdir()
     wait = Call("terminal", {"command": "until [ -e go ]; do sleep 0.01; done"})
-    each_way.script(
+    cli_or_server.script(
         Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]),
         Reply(text="As you say.", continues=False),
         Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"})]),
@@ -222,41 +224,41 @@ def test_slash_stop_and_approvals(each_way: Place) -> None:
         Reply(text="Queued.", continues=False),
         Reply(tool_calls=[Call("terminal", {"command": "sleep 1000"})]),
     )
-    terminal = each_way.terminal(rows=120)
+    terminal = cli_or_server.terminal(rows=120)
     terminal.send("/approve")
     terminal.until("Nothing waits for approval.")
     terminal.send("clean")
     terminal.until("allow?")
     terminal.send("/deny")
-    ended(terminal, 1)
-    assert (each_way.folder / "build").exists()
+    wait_for_turns(terminal, 1)
+    assert (cli_or_server.folder / "build").exists()
     terminal.send("/yolo")
     terminal.until("No approvals are asked for")
     ask(terminal, "clean", "Removed.")
-    assert not (each_way.folder / "build").exists()
+    assert not (cli_or_server.folder / "build").exists()
     terminal.send("wait")
     terminal.until("until [ -e go ]")
     terminal.send("/steer mind the gap")
     terminal.until("It is sent with the next")
     terminal.send("/queue afterwards")
     terminal.until("Next: afterwards")
-    (each_way.folder / "go").touch()
-    ended(terminal, 4)
-    assert each_way.asked()[-1] == ("user", "afterwards")
-    assert any("mind the gap" in text for role, text in each_way.asked() if role == "tool")
+    (cli_or_server.folder / "go").touch()
+    wait_for_turns(terminal, 4)
+    assert cli_or_server.model_messages()[-1] == ("user", "afterwards")
+    assert any("mind the gap" in text for role, text in cli_or_server.model_messages() if role == "tool")
     terminal.send("sleep")
     terminal.until("sleep 1000")
     terminal.send("/stop")
     terminal.until("■ Stopped.")
-    ended(terminal, 5)
+    wait_for_turns(terminal, 5)
     terminal.send("/stop")
     terminal.until("Nothing is under way.")
 
 
-def test_slash_background_processes(place: Place) -> None:
+def test_slash_background_processes(cli: Cli) -> None:
     start = Call("terminal", {"command": "sleep 1000", "background": True})
-    place.script(Reply(tool_calls=[start]), Reply(text="Started.", continues=False))
-    terminal = place.terminal()
+    cli.script(Reply(tool_calls=[start]), Reply(text="Started.", continues=False))
+    terminal = cli.terminal()
     ask(terminal, "start it", "Started.")
     terminal.send("/processes")
     screen = terminal.until("running  sleep 1000")
@@ -266,23 +268,25 @@ def test_slash_background_processes(place: Place) -> None:
 
 
 @pytest.mark.parametrize("line", ["/save", "/queue", "/undo x", "/quit now", "/expand", "/prompt", "/debug", "/branch"])
-def test_slash_errors_are_reported(line: str, place: Place) -> None:
-    done = place.run("chat", stdin=f"{line}\n")
-    assert done.returncode == 0 and "hermes: " in done.stderr and "Traceback" not in done.stderr
-    assert place.model.requests == []
+def test_slash_errors_are_reported(line: str, cli: Cli) -> None:
+    result = cli.run("chat", stdin=f"{line}\n")
+    assert result.returncode == 0 and "hermes: " in result.stderr and "Traceback" not in result.stderr
+    assert cli.model.requests == []
 
 
-def test_slash_commands_without_terminal(place: Place) -> None:
-    answers(place, "One.")
-    done = place.run("chat", "--quiet", stdin="hello\n/usage\n/quit\nnever sent\n")
-    assert done.stdout.startswith("One.\n") and "custom/m" in done.stdout
-    assert len(place.model.requests) == 1 and Path(place.home / "state.db").exists()
+def test_slash_commands_without_terminal(cli: Cli) -> None:
+    answers(cli, "One.")
+    result = cli.run("chat", "--quiet", stdin="hello\n/usage\n/quit\nnever sent\n")
+    assert result.stdout.startswith("One.\n") and "custom/m" in result.stdout
+    assert len(cli.model.requests) == 1 and Path(cli.home / "state.db").exists()
 
 
-def test_slash_model_picker_searches(each_way: Place) -> None:
-    each_way.model.models = [{"id": f"vendor/{name}", "context_length": 9_000} for name in ("tiny", "small", "large")]
-    answers(each_way, "One.", "Two.")
-    terminal = each_way.terminal(rows=60)
+def test_slash_model_picker_searches(cli_or_server: Cli) -> None:
+    cli_or_server.model.models = [
+        {"id": f"vendor/{name}", "context_length": 9_000} for name in ("tiny", "small", "large")
+    ]
+    answers(cli_or_server, "One.", "Two.")
+    terminal = cli_or_server.terminal(rows=60)
     terminal.send("/model")
     terminal.until("vendor/large")
     terminal.type("sma")
@@ -290,7 +294,7 @@ def test_slash_model_picker_searches(each_way: Place) -> None:
     terminal.send("")
     terminal.until("Model: custom/vendor/small")
     ask(terminal, "first", "One.")
-    assert each_way.model.requests[-1].model == "vendor/small"
+    assert cli_or_server.model.requests[-1].model == "vendor/small"
     terminal.send("/model")
     terminal.until("vendor/large")
     terminal.send("nothing like it")
@@ -302,72 +306,72 @@ def test_slash_model_picker_searches(each_way: Place) -> None:
     terminal.type(CTRL_C)  # closes the list, and changes nothing
     terminal.until(lambda screen: "vendor/large" not in screen.rpartition("window")[2])
     ask(terminal, "second", "Two.")
-    assert each_way.model.requests[-1].model == "vendor/small"
+    assert cli_or_server.model.requests[-1].model == "vendor/small"
 
 
-def test_slash_model_asks_about_names_that_are_not_listed(each_way: Place) -> None:
-    each_way.model.models = [{"id": name} for name in ("tiny", "large-one")]
-    answers(each_way, "One.", "Two.")
-    terminal = each_way.terminal(rows=60)
+def test_slash_model_asks_about_names_that_are_not_listed(cli_or_server: Cli) -> None:
+    cli_or_server.model.models = [{"id": name} for name in ("tiny", "large-one")]
+    answers(cli_or_server, "One.", "Two.")
+    terminal = cli_or_server.terminal(rows=60)
     terminal.send("/model larg")
     terminal.until("The provider lists no model 'larg'.")
     terminal.until(lambda screen: "model: larg" in screen and "large-one" in screen)
     terminal.send("")
     terminal.until("Model: custom/large-one")
     ask(terminal, "first", "One.")
-    assert each_way.model.requests[-1].model == "large-one"
+    assert cli_or_server.model.requests[-1].model == "large-one"
     terminal.send("/model secret-preview")
     terminal.until("model: secret-preview")
     terminal.send("")
     terminal.until("Model: custom/secret-preview")
     ask(terminal, "second", "Two.")
-    assert each_way.model.requests[-1].model == "secret-preview"
+    assert cli_or_server.model.requests[-1].model == "secret-preview"
 
 
-def test_slash_model_without_terminal_refuses_unlisted_names(place: Place) -> None:
-    place.model.models = [{"id": "large-one"}]
-    done = place.run("chat", stdin="/model large-onn\n/model large-onn --force\n/model large-one\n")
-    assert "The provider lists no model 'large-onn'. Did you mean large-one?" in done.stdout + done.stderr
-    assert "Model: custom/large-onn" in done.stdout + done.stderr
-    assert "Model: custom/large-one," in done.stdout + done.stderr
+def test_slash_model_without_terminal_refuses_unlisted_names(cli: Cli) -> None:
+    cli.model.models = [{"id": "large-one"}]
+    result = cli.run("chat", stdin="/model large-onn\n/model large-onn --force\n/model large-one\n")
+    assert "The provider lists no model 'large-onn'. Did you mean large-one?" in result.stdout + result.stderr
+    assert "Model: custom/large-onn" in result.stdout + result.stderr
+    assert "Model: custom/large-one," in result.stdout + result.stderr
 
 
-def test_slash_model_of_another_provider_for_good_leaves_address_and_key_behind(place: Place) -> None:
-    text = f"providers: {{mine: {{base_url: '{place.model.url}/v1'}}}}\n"
-    place.configure(text)
+def test_slash_model_global_of_another_provider_drops_address_and_key(cli: Cli) -> None:
+    text = f"providers: {{mine: {{base_url: '{cli.model.url}/v1'}}}}\n"
+    cli.configure(text)
     write_private(
-        place.home / "config.yaml",
-        (place.home / "config.yaml").read_text().replace("model: {default: m,", "model: {default: m, api_key: sk-old,"),
+        cli.home / "config.yaml",
+        (cli.home / "config.yaml").read_text().replace("model: {default: m,", "model: {default: m, api_key: sk-old,"),
     )
-    done = place.run("chat", stdin="/model n --provider mine --global\n")
-    assert "model.default is written" in done.stdout + done.stderr
-    model = yaml.safe_load((place.home / "config.yaml").read_text())["model"]
+    result = cli.run("chat", stdin="/model n --provider mine --global\n")
+    assert "model.default is written" in result.stdout + result.stderr
+    model = yaml.safe_load((cli.home / "config.yaml").read_text())["model"]
     assert model == {"default": "n", "provider": "mine"}
 
 
-def test_slash_save_replaces_a_file_only_by_force(place: Place) -> None:
-    answers(place, "One.")
-    (place.folder / "old.md").write_text("old")
-    done = place.run("chat", stdin="first\n/save old.md\n")
-    assert "There is such a file already" in done.stdout + done.stderr
-    assert (place.folder / "old.md").read_text() == "old"
-    place.run("chat", "--continue", stdin="/save old.md --force\n")
-    assert "One." in (place.folder / "old.md").read_text()
+def test_slash_save_replaces_a_file_only_by_force(cli: Cli) -> None:
+    answers(cli, "One.")
+    (cli.folder / "old.md").write_text("old")
+    result = cli.run("chat", stdin="first\n/save old.md\n")
+    assert "There is such a file already" in result.stdout + result.stderr
+    assert (cli.folder / "old.md").read_text() == "old"
+    cli.run("chat", "--continue", stdin="/save old.md --force\n")
+    assert "One." in (cli.folder / "old.md").read_text()
 
 
-def test_slash_save_takes_quotes_and_force_on_either_side(place: Place) -> None:
-    answers(place, "One.")
-    place.run("chat", stdin='first\n/save "two words.md"\n/save plain words.md\n/save --force plain words.md\n')
-    assert sorted(path.name for path in place.folder.glob("*.md")) == ["plain words.md", "two words.md"]
+def test_slash_save_takes_quotes_and_force_on_either_side(cli: Cli) -> None:
+    answers(cli, "One.")
+    cli.run("chat", stdin='first\n/save "two words.md"\n/save plain words.md\n/save --force plain words.md\n')
+    assert sorted(path.name for path in cli.folder.glob("*.md")) == ["plain words.md", "two words.md"]
 
 
-def test_slash_command_with_an_open_quote_is_a_usage_error(place: Place) -> None:
-    done = place.run("chat", stdin='/model "x\n/cron "x\n/save "x\n')
-    assert done.stderr.count("A quote is not closed.") == 3 and "defect" not in done.stderr
+def test_slash_command_with_an_open_quote_is_a_usage_error(cli: Cli) -> None:
+    result = cli.run("chat", stdin='/model "x\n/cron "x\n/save "x\n')
+    assert result.stderr.count("A quote is not closed.") == 3 and "defect" not in result.stderr
 
 
-def test_slash_help_fits_a_narrow_terminal(place: Place) -> None:
-    terminal = place.terminal(columns=60, rows=150)
+def test_slash_help_fits_a_narrow_terminal(cli: Cli) -> None:
+    terminal = cli.terminal(columns=60, rows=150)
     terminal.send("/help")
     screen = terminal.until("at an approval")
     assert "/deny [what to do instead]\n" in screen
@@ -377,10 +381,10 @@ def test_slash_help_fits_a_narrow_terminal(place: Place) -> None:
     assert len(begins) <= 3, begins
 
 
-def test_slash_model_shows_the_window_that_the_provider_lists(place: Place) -> None:
-    place.model.models = [{"id": "m", "context_length": 100_000}, {"id": "large", "context_length": 200_000}]
-    answers(place, "One.")
-    terminal = place.terminal()
+def test_slash_model_shows_the_window_that_the_provider_lists(cli: Cli) -> None:
+    cli.model.models = [{"id": "m", "context_length": 100_000}, {"id": "large", "context_length": 200_000}]
+    answers(cli, "One.")
+    terminal = cli.terminal()
     terminal.send("/status")
     terminal.until("0 of 100,000 tokens used")
     ask(terminal, "first", "One.")
@@ -389,14 +393,14 @@ def test_slash_model_shows_the_window_that_the_provider_lists(place: Place) -> N
     terminal.until(lambda screen: "custom/large · " in screen.rpartition("\n")[2])
 
 
-def test_leaving_asks_about_messages_that_wait(place: Place) -> None:
-    place.configure("approvals: {mode: off}\n")
-    place.script(
+def test_leaving_asks_about_messages_that_wait(cli: Cli) -> None:
+    cli.configure("approvals: {mode: off}\n")
+    cli.script(
         Reply(tool_calls=[Call("terminal", {"command": "until [ -e go ]; do sleep 0.01; done"})]),
         Reply(text="First.", continues=False),
         Reply(text="Second.", continues=False),
     )
-    terminal = place.terminal()
+    terminal = cli.terminal()
     terminal.send("one")
     terminal.until("until [ -e go ]")
     terminal.send("two")
@@ -410,12 +414,12 @@ def test_leaving_asks_about_messages_that_wait(place: Place) -> None:
     assert terminal.process.poll() is None
     terminal.send("/exit")
     assert terminal.wait() == 0
-    assert len(place.sessions()) == 1 and len(place.model.requests) == 1
+    assert len(cli.sessions()) == 1 and len(cli.model.requests) == 1
 
 
-def test_slash_clear_exit_and_delete(place: Place) -> None:
-    answers(place, "One.", "Two.")
-    terminal = place.terminal(rows=60)
+def test_slash_clear_exit_and_delete(cli: Cli) -> None:
+    answers(cli, "One.", "Two.")
+    terminal = cli.terminal(rows=60)
     ask(terminal, "first", "One.")
     terminal.send("/clear")
     terminal.until(lambda screen: "One." not in screen)
@@ -423,7 +427,7 @@ def test_slash_clear_exit_and_delete(place: Place) -> None:
     terminal.send("/delete")
     terminal.until("with 4 messages")
     terminal.send("/exit")
-    assert terminal.wait() == 0 and len(place.sessions()) == 1
-    terminal = place.terminal("--continue")
+    assert terminal.wait() == 0 and len(cli.sessions()) == 1
+    terminal = cli.terminal("--continue")
     terminal.send("/delete yes")
-    assert terminal.wait() == 0 and place.sessions() == []
+    assert terminal.wait() == 0 and cli.sessions() == []

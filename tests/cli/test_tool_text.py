@@ -54,8 +54,8 @@ def test_data_from_outside_is_shown_without_its_frame() -> None:
 def test_diff_is_coloured_and_bounded() -> None:
     diff = "--- tea.txt\n+++ tea.txt\n@@ -1,2 +1,2 @@\n green\n-black\n+white"
     assert file_diff(json.dumps({"diff": diff}), {}) == diff
-    shown = list(diff_lines(diff))
-    assert [(line.plain, str(line.style)) for line in shown] == [
+    lines = list(diff_lines(diff))
+    assert [(line.plain, str(line.style)) for line in lines] == [
         ("+++ tea.txt", "bold"),
         ("@@ -1,2 +1,2 @@", "cyan"),
         (" green", "dim"),

@@ -12,14 +12,14 @@ from hermes.settings import config
 from .shell import Hermes
 
 
-def states(hermes: Hermes, *words: str) -> dict[str, str]:
-    return {row["name"]: row["state"] for row in hermes("tools", *words, "--json").json["toolsets"]}
+def states(hermes: Hermes, *args: str) -> dict[str, str]:
+    return {row["name"]: row["state"] for row in hermes("tools", *args, "--json").json["toolsets"]}
 
 
 def test_tools_list_with_state_and_reason(hermes: Hermes) -> None:
-    done = hermes("tools")
-    assert done.code == 0 and done.out == hermes("tools", "list").out
-    web = next(line for line in done.lines if line.startswith("web "))
+    result = hermes("tools")
+    assert result.code == 0 and result.out == hermes("tools", "list").out
+    web = next(line for line in result.lines if line.startswith("web "))
     assert "web_search" in web and "SEARXNG_URL" in web
 
 
@@ -45,8 +45,8 @@ def test_tools_enable_and_disable(home: Home, hermes: Hermes) -> None:
 
 def test_tools_disabled_globally_stay_off(home: Home, hermes: Hermes) -> None:
     write_private(home.config_file, "agent: {disabled_toolsets: [web]}\n")
-    done = hermes("tools", "enable", "web")
-    assert done.code == 1 and "agent.disabled_toolsets" in done.err
+    result = hermes("tools", "enable", "web")
+    assert result.code == 1 and "agent.disabled_toolsets" in result.err
     assert "agent.disabled_toolsets" in hermes("tools").out
 
 
@@ -83,8 +83,8 @@ def test_tools_check_verdict(
     settings: str, command: str, verdict: str, code: int, home: Home, hermes: Hermes, tmp_path: Path
 ) -> None:
     write_private(home.config_file, f"{settings}\n")
-    done = hermes("tools", "check", command, "--json")
-    assert (done.json["verdict"], done.code) == (verdict, code)
+    result = hermes("tools", "check", command, "--json")
+    assert (result.json["verdict"], result.code) == (verdict, code)
 
 
 def test_tools_check_with_several_words(home: Home, hermes: Hermes) -> None:
@@ -113,5 +113,5 @@ def test_approvals_list_and_revoke_hosts(home: Home, hermes: Hermes) -> None:
 
 
 def test_approvals_list_empty(hermes: Hermes) -> None:
-    done = hermes("approvals", "list")
-    assert (done.code, done.out) == (0, "") and done.err
+    result = hermes("approvals", "list")
+    assert (result.code, result.out) == (0, "") and result.err

@@ -35,14 +35,14 @@ def _asked(request: Request) -> int:
     return max(place for place, turn in turns if turn.role == "user" and turn.text.strip() in SCENES)
 
 
-def _using(*calls: Call, said: list[str], then: Callable[[list[str]], str | list[str]]) -> Callable[[Request], Reply]:
+def _using(*calls: Call, texts: list[str], then: Callable[[list[str]], str | list[str]]) -> Callable[[Request], Reply]:
     """Call the tools, and answer with what their results make of it."""
 
     def reply(request: Request) -> Reply:
         results = [turn.text for turn in request.turns[_asked(request) :] if turn.role == "tool"]
         if results:
             return _say(then(results))
-        return _say(said, tool_calls=[replace(call, id=_call_id()) for call in calls])
+        return _say(texts, tool_calls=[replace(call, id=_call_id()) for call in calls])
 
     return reply
 
@@ -89,7 +89,7 @@ def _count_pictures(request: Request) -> Reply:
     return _say(f"{sum(part['type'] == 'image_url' for parts in lists for part in parts)} pictures.")
 
 
-_weather = _using(_WEATHER, said=[], then=lambda results: f"It is {results[-1]}.")
+_weather = _using(_WEATHER, texts=[], then=lambda results: f"It is {results[-1]}.")
 
 SCENES: dict[str, Callable[[Request], Reply]] = {
     "say hello": lambda _: _say(HELLO),
@@ -97,11 +97,11 @@ SCENES: dict[str, Callable[[Request], Reply]] = {
     "say hello slowly": lambda _: _say(HELLO, gap_s=0.1),
     "think, then say hello": lambda _: _say(HELLO, reasoning=THOUGHT),
     "say too much": lambda _: _say(HELLO, finish="length"),
-    "use your list": _using(_TODO, said=LOOKING, then=lambda _: FOUND),
-    "misuse your list": _using(_TWICE, said=LOOKING, then=lambda _: FOUND),
+    "use your list": _using(_TODO, texts=LOOKING, then=lambda _: FOUND),
+    "misuse your list": _using(_TWICE, texts=LOOKING, then=lambda _: FOUND),
     "use my weather": _weather,
-    "use my weather twice": _using(_WEATHER, _ELSEWHERE, said=[], then=" and ".join),
-    "use both": _using(_TODO, _WEATHER, said=[], then=lambda results: f"{len(results)} results: {results[-1]}."),
+    "use my weather twice": _using(_WEATHER, _ELSEWHERE, texts=[], then=" and ".join),
+    "use both": _using(_TODO, _WEATHER, texts=[], then=lambda results: f"{len(results)} results: {results[-1]}."),
     "name a person": _person,
     "count": _count,
     "look, then break": _look_then_break,

@@ -50,9 +50,9 @@ class Acpx:
         self._agent = " ".join([str(HERMES), "acp", *options])
         self._env = {**home_of(folder / "home", hermes.model), "HERMES_API_KEY": hermes.key}
 
-    def __call__(self, *words: str) -> str:
-        done = subprocess.run(
-            [_NODE, _ACPX.resolve(), "--agent", self._agent, *words],
+    def __call__(self, *args: str) -> str:
+        result = subprocess.run(
+            [_NODE, _ACPX.resolve(), "--agent", self._agent, *args],
             cwd=self.project,
             env=self._env,
             stdin=subprocess.DEVNULL,
@@ -61,17 +61,17 @@ class Acpx:
             text=True,
             timeout=_S,
         )
-        assert done.returncode == 0, done.stderr + done.stdout
-        return done.stdout
+        assert result.returncode == 0, result.stderr + result.stdout
+        return result.stdout
 
 
 def test_tools_use_files_and_terminals_of_the_client(tmp_path: Path, hermes: Hermes) -> None:
     acpx = Acpx(tmp_path, hermes, "--sandbox", "local")
     printed = acpx("--approve-all", "--format", "json", "exec", "rename it")
     messages = [json.loads(line) for line in printed.splitlines()]
-    asked = [message["method"] for message in messages if "id" in message and "method" in message]
-    assert asked.count("session/request_permission") == 1
-    assert {"fs/read_text_file", "fs/write_text_file", "terminal/create", "terminal/release"} <= set(asked)
+    methods = [message["method"] for message in messages if "id" in message and "method" in message]
+    assert methods.count("session/request_permission") == 1
+    assert {"fs/read_text_file", "fs/write_text_file", "terminal/create", "terminal/release"} <= set(methods)
     updates = [message["params"]["update"] for message in messages if message.get("method") == "session/update"]
 
     def of(kind: str) -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def test_tools_use_files_and_terminals_of_the_client(tmp_path: Path, hermes: Her
 
     assert of("agent_thought_chunk") and of("plan")[0]["entries"][0]["content"] == "Rename it"
     assert [call["kind"] for call in of("tool_call")] == ["think", "read", "edit", "execute"]
-    ended = {one["toolCallId"]: one["status"] for one in of("tool_call_update") if "status" in one}
+    ended = {update["toolCallId"]: update["status"] for update in of("tool_call_update") if "status" in update}
     assert ended == dict.fromkeys(("c1", "c2", "c3", "c4"), "completed")
     answer = "".join(update["content"]["text"] for update in of("agent_message_chunk"))
     assert answer == "Result: one\nthree\n" and messages[-1]["result"]["stopReason"] == "end_turn"

@@ -51,10 +51,10 @@ def test_turn_and_continue(hermes: Hermes, claude: ClaudeCode) -> None:
     assert first["usage"]["output_tokens"] > 0
     assert claude.ask("say it again", "--continue").result["result"] == "".join(HELLO)
     turns = hermes.model.requests[-1].turns
-    said = [turn.text for turn in turns if turn.role == "assistant"]
-    asked = [turn.text for turn in turns if turn.role == "user"]
-    assert said == ["".join(HELLO)]
-    assert "say hello" in asked[0] and "say it again" in asked[-1]
+    texts = [turn.text for turn in turns if turn.role == "assistant"]
+    questions = [turn.text for turn in turns if turn.role == "user"]
+    assert texts == ["".join(HELLO)]
+    assert "say hello" in questions[0] and "say it again" in questions[-1]
 
 
 def test_command_runs_on_client_machine(claude: ClaudeCode) -> None:

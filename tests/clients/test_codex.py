@@ -132,10 +132,10 @@ def test_turn_and_resume(hermes: Hermes, codex: Codex) -> None:
     assert len(hermes.model.requests) == before + 1
     assert "Codex" in hermes.model.requests[-1].turns[0].text
     assert codex.ask("think, then say hello", resume=True).text == "".join(HELLO)
-    said = [(turn.role, turn.text) for turn in hermes.model.requests[-1].turns]
-    place = said.index(("user", "say hello"))
-    assert said[place + 1] == ("assistant", "".join(HELLO))
-    assert said[-1] == ("user", "think, then say hello")
+    messages = [(turn.role, turn.text) for turn in hermes.model.requests[-1].turns]
+    place = messages.index(("user", "say hello"))
+    assert messages[place + 1] == ("assistant", "".join(HELLO))
+    assert messages[-1] == ("user", "think, then say hello")
 
 
 def test_command_runs_on_client_machine(codex: Codex) -> None:

@@ -82,10 +82,10 @@ def test_popping_all_items_empties_session(hermes: Hermes) -> None:
     async def flow(client: openai.AsyncOpenAI) -> None:
         session = session_of(client)
         await ask(client, session, "use your list")
-        taken = []
+        items = []
         while (item := await session.pop_item()) is not None:
-            taken.append(item)
-        assert kinds(taken) == ["assistant", "mcp_call", "assistant", "user"]
+            items.append(item)
+        assert kinds(items) == ["assistant", "mcp_call", "assistant", "user"]
         assert await session.get_items() == []
         assert await ask(client, session, "count") == "1 questions so far."
 
@@ -95,8 +95,10 @@ def test_popping_all_items_empties_session(hermes: Hermes) -> None:
 def test_long_session_pagination(hermes: Hermes) -> None:
     async def flow(client: openai.AsyncOpenAI) -> None:
         session = session_of(client)
-        said = [{"role": "user" if number % 2 == 0 else "assistant", "content": str(number)} for number in range(50)]
-        await session.add_items(said)  # type: ignore[arg-type]
+        messages = [
+            {"role": "user" if number % 2 == 0 else "assistant", "content": str(number)} for number in range(50)
+        ]
+        await session.add_items(messages)  # type: ignore[arg-type]
         texts = [item["content"][0]["text"] for item in await session.get_items()]  # type: ignore[typeddict-item, index]
         assert texts == [str(number) for number in range(50)]
         texts = [item["content"][0]["text"] for item in await session.get_items(limit=30)]  # type: ignore[typeddict-item, index]
@@ -123,21 +125,21 @@ def test_conversation_items_are_read_and_deleted_by_id(hermes: Hermes) -> None:
     """A response in a conversation goes on from the items that are left."""
 
     async def flow(client: openai.AsyncOpenAI) -> None:
-        begun = await client.conversations.create()
+        conversation = await client.conversations.create()
         for number in (1, 2):
-            made = await client.responses.create(model=MODEL, input="count", conversation=begun.id)
-            assert made.output_text == f"{number} questions so far."
-        items = [item async for item in client.conversations.items.list(begun.id, order="asc")]
+            response = await client.responses.create(model=MODEL, input="count", conversation=conversation.id)
+            assert response.output_text == f"{number} questions so far."
+        items = [item async for item in client.conversations.items.list(conversation.id, order="asc")]
         for item in items:
-            assert await client.conversations.items.retrieve(item.id, conversation_id=begun.id) == item
+            assert await client.conversations.items.retrieve(item.id, conversation_id=conversation.id) == item
         for item in items[2:]:
-            kept = await client.conversations.items.delete(item.id, conversation_id=begun.id)
-            assert kept == begun
-        assert [item.id async for item in client.conversations.items.list(begun.id, order="asc")] == [
+            remaining = await client.conversations.items.delete(item.id, conversation_id=conversation.id)
+            assert remaining == conversation
+        assert [item.id async for item in client.conversations.items.list(conversation.id, order="asc")] == [
             item.id for item in items[:2]
         ]
-        made = await client.responses.create(model=MODEL, input="count", conversation=begun.id)
-        assert made.output_text == "2 questions so far."
+        response = await client.responses.create(model=MODEL, input="count", conversation=conversation.id)
+        assert response.output_text == "2 questions so far."
 
     run(hermes, flow)
 
@@ -146,22 +148,22 @@ def test_server_side_conversation(hermes: Hermes) -> None:
     """The runner sends what is new only: a question, or the output of its function."""
 
     async def flow(client: openai.AsyncOpenAI) -> None:
-        begun = await client.conversations.create()
+        conversation = await client.conversations.create()
         agent = Agent(name="tester", model=OpenAIResponsesModel(MODEL, client), tools=[function_tool(weather)])
-        for stream, prompt, told in [
+        for stream, prompt, expected in [
             (False, "use my weather", f"It is {WEATHER}."),
             (True, "use my weather twice", f"{WEATHER} and {WEATHER}"),
             (False, "count", "3 questions so far."),
         ]:
-            more: Any = {"conversation_id": begun.id, "run_config": RunConfig(tracing_disabled=True)}
+            more: Any = {"conversation_id": conversation.id, "run_config": RunConfig(tracing_disabled=True)}
             if stream:
                 streamed = Runner.run_streamed(agent, prompt, **more)
                 async for _ in streamed.stream_events():
                     pass
-                assert streamed.final_output == told
+                assert streamed.final_output == expected
             else:
-                assert (await Runner.run(agent, prompt, **more)).final_output == told
-        items = [item async for item in client.conversations.items.list(begun.id, order="asc")]
+                assert (await Runner.run(agent, prompt, **more)).final_output == expected
+        items = [item async for item in client.conversations.items.list(conversation.id, order="asc")]
         assert [item.type for item in items].count("function_call_output") == 3
 
     run(hermes, flow)

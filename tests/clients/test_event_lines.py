@@ -22,11 +22,11 @@ def model(hermes: Hermes) -> Iterator[Any]:
     """A model that uses a tool of the server with a long output several times before it answers."""
 
     def reply(request: Request) -> Reply:
-        done = sum(turn.role == "tool" for turn in request.turns)
-        if done == ROUNDS:
+        tool_results = sum(turn.role == "tool" for turn in request.turns)
+        if tool_results == ROUNDS:
             return Reply(text="Counted.", continues=False)
-        command = f"seq {done}00000 {done}09000"
-        return Reply(tool_calls=[Call("terminal", {"command": command}, id=f"call_{done}")], continues=False)
+        command = f"seq {tool_results}00000 {tool_results}09000"
+        return Reply(tool_calls=[Call("terminal", {"command": command}, id=f"call_{tool_results}")], continues=False)
 
     before, hermes.model.handler = hermes.model.handler, reply
     yield hermes.model
@@ -42,17 +42,17 @@ def lines(hermes: Hermes, path: str, body: dict[str, Any]) -> list[bytes]:
 
 
 def test_chat_event_line_length(hermes: Hermes, model: Any) -> None:
-    found = lines(hermes, "/chat/completions", {"messages": [{"role": "user", "content": "Count."}]})
-    assert max(map(len, found)) <= LINE_BYTES_MAX
-    assert any(b"Counted." in line for line in found)
+    event_lines = lines(hermes, "/chat/completions", {"messages": [{"role": "user", "content": "Count."}]})
+    assert max(map(len, event_lines)) <= LINE_BYTES_MAX
+    assert any(b"Counted." in line for line in event_lines)
 
 
 def test_responses_event_line_length(hermes: Hermes, model: Any) -> None:
-    found = lines(hermes, "/responses", {"input": "Count."})
-    events = [json.loads(line.removeprefix(b"data: ")) for line in found if line.startswith(b"data: {")]
+    event_lines = lines(hermes, "/responses", {"input": "Count."})
+    events = [json.loads(line.removeprefix(b"data: ")) for line in event_lines if line.startswith(b"data: {")]
     outputs = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     outputs = [item for item in outputs if item["type"] == "function_call_output"]
     assert len(outputs) == ROUNDS
     assert sum(len(json.dumps(item)) for item in outputs) > LINE_BYTES_MAX
     assert events[-1]["type"] == "response.completed"
-    assert max(map(len, found)) <= LINE_BYTES_MAX
+    assert max(map(len, event_lines)) <= LINE_BYTES_MAX

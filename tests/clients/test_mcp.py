@@ -135,17 +135,17 @@ def inspect(request: pytest.FixtureRequest, hermes: Hermes, home: Path) -> Calla
     else:
         target = [str(HERMES), "mcp", "serve", "-e", f"HERMES_HOME={home}"]
 
-    def run(method: str, *words: str) -> dict[str, Any]:
-        done = subprocess.run(
-            [_NODE, _INSPECTOR.resolve(), "--cli", *target, "--connect-timeout", "120000", "--method", method, *words],
+    def run(method: str, *args: str) -> dict[str, Any]:
+        result = subprocess.run(
+            [_NODE, _INSPECTOR.resolve(), "--cli", *target, "--connect-timeout", "120000", "--method", method, *args],
             env=_environment(home),
             capture_output=True,
             check=False,
             text=True,
             timeout=_S,
         )
-        assert done.returncode == 0, done.stderr + done.stdout
-        document: dict[str, Any] = json.loads(done.stdout)
+        assert result.returncode == 0, result.stderr + result.stdout
+        document: dict[str, Any] = json.loads(result.stdout)
         return document
 
     return run
@@ -153,11 +153,11 @@ def inspect(request: pytest.FixtureRequest, hermes: Hermes, home: Path) -> Calla
 
 def test_inspector_calls_tools(inspect: Callable[..., dict[str, Any]], request: pytest.FixtureRequest) -> None:
     """Each call is a start of Node, and over pipes of `hermes` too: what only reads is done over HTTP."""
-    asked = inspect("tools/call", "--tool-name", "ask", "--tool-arg", "message=say hello")
-    assert asked["content"][0]["text"] == _TEXT
+    answer = inspect("tools/call", "--tool-name", "ask", "--tool-arg", "message=say hello")
+    assert answer["content"][0]["text"] == _TEXT
     if "pipes" in request.node.name:
         return
     assert {tool["name"] for tool in inspect("tools/list")["tools"]} >= {"ask", "schedule"}
-    uri = f"hermes://sessions/{asked['structuredContent']['session_id']}"
+    uri = f"hermes://sessions/{answer['structuredContent']['session_id']}"
     assert _TEXT in inspect("resources/read", "--uri", uri)["contents"][0]["text"]
     assert "tea" in [prompt["name"] for prompt in inspect("prompts/list")["prompts"]]

@@ -27,12 +27,12 @@ def sdk(hermes: Hermes) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=url, api_key=hermes.key, _strict_response_validation=True)
 
 
-def asked(content: Any) -> dict[str, Any]:
+def messages_body(content: Any) -> dict[str, Any]:
     return {"model": MODEL, "max_tokens": 1000, "messages": [{"role": "user", "content": content}]}
 
 
 def test_thinking_is_streamed_and_sent_back(sdk: anthropic.Anthropic) -> None:
-    question = asked("think, then say hello")
+    question = messages_body("think, then say hello")
     thinking: Any = {"type": "adaptive"}
     with sdk.messages.stream(**question, thinking=thinking) as stream:
         kinds = [event.type for event in stream]
@@ -47,13 +47,13 @@ def test_thinking_is_streamed_and_sent_back(sdk: anthropic.Anthropic) -> None:
 
 
 def test_max_tokens_is_a_stop_reason(sdk: anthropic.Anthropic) -> None:
-    assert sdk.messages.create(**asked("say too much")).stop_reason == "max_tokens"
+    assert sdk.messages.create(**messages_body("say too much")).stop_reason == "max_tokens"
 
 
 def test_pictures_and_documents(sdk: anthropic.Anthropic) -> None:
     picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
-    words = {"type": "text", "text": "count pictures"}
-    message = sdk.messages.create(**asked([picture, picture, words]))
+    text_block = {"type": "text", "text": "count pictures"}
+    message = sdk.messages.create(**messages_body([picture, picture, text_block]))
     assert message.content[0].text == "2 pictures."  # type: ignore[union-attr]
 
 
@@ -63,7 +63,7 @@ def _example(hint: Any) -> Any:
     if origin is typing.Literal:
         return inside[0]
     if origin in (typing.Required, typing.NotRequired, typing.Annotated, typing.Union, types.UnionType):
-        return _example(next(one for one in inside if one is not type(None)))
+        return _example(next(kind for kind in inside if kind is not type(None)))
     if _is_object(hint):
         fields = typing.get_type_hints(hint, include_extras=True).items()
         return {name: _example(kind) for name, kind in fields if typing.get_origin(kind) is typing.Required}
@@ -81,21 +81,21 @@ _BLOCKS = [block for block in typing.get_args(BetaContentBlockParam) if _is_obje
 
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
-def test_every_block_of_the_package_is_taken_or_refused_by_name(sdk: anthropic.Anthropic, role: Any) -> None:
-    taken = set()
+def test_every_content_block_type_is_accepted_or_rejected_by_name(sdk: anthropic.Anthropic, role: Any) -> None:
+    types = set()
     for kind in _BLOCKS:
         block = _example(kind)
         result = [{"type": "tool_result", "tool_use_id": block["id"]}] if block["type"] == "tool_use" else "go on"
-        said: Any = [("user", "hi"), (role, [block]), ("user", result)]
-        messages: Any = [{"role": speaker, "content": content} for speaker, content in said]
+        turns: Any = [("user", "hi"), (role, [block]), ("user", result)]
+        messages: Any = [{"role": speaker, "content": content} for speaker, content in turns]
         try:
             sdk.messages.count_tokens(model=MODEL, messages=messages)
-            taken.add(block["type"])
+            types.add(block["type"])
         except anthropic.BadRequestError as refused:
             error: Any = refused.body
             assert error["error"]["param"].startswith("messages[1].content[0]"), error
     usual = {"text", "search_result"} if role == "user" else {"text", "thinking", "redacted_thinking", "tool_use"}
-    assert usual <= taken
+    assert usual <= types
 
 
 def test_tokens_are_counted(sdk: anthropic.Anthropic) -> None:
@@ -112,16 +112,16 @@ def test_models_are_listed(sdk: anthropic.Anthropic) -> None:
 
 
 def test_request_id_is_known(sdk: anthropic.Anthropic) -> None:
-    message = sdk.messages.create(**asked("say hello"))
+    message = sdk.messages.create(**messages_body("say hello"))
     assert message._request_id is not None
     with pytest.raises(anthropic.BadRequestError) as refused:
-        sdk.messages.create(**asked(" "))
+        sdk.messages.create(**messages_body(" "))
     assert refused.value.request_id is not None
     assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index,call-overload]
 
 
-def test_stream_goes_on_behind_the_last_event(hermes: Hermes, sdk: anthropic.Anthropic) -> None:
-    with sdk.messages.with_streaming_response.create(**asked("say hello slowly"), stream=True) as response:
+def test_stream_resumes_after_last_event_id(hermes: Hermes, sdk: anthropic.Anthropic) -> None:
+    with sdk.messages.with_streaming_response.create(**messages_body("say hello slowly"), stream=True) as response:
         events = list(anthropic.Stream.raw_events(response.http_response))
     numbered = [event for event in events if event.id]
     message_id = json.loads(numbered[0].data)["message"]["id"]
@@ -136,10 +136,10 @@ def test_ollama_finds_the_model(hermes: Hermes) -> None:
     client = ollama.Client(host=hermes.url.removesuffix("/v1"), headers=headers, trust_env=False)
     assert [model.model for model in client.list().models] == [MODEL]
     assert [model.model for model in client.ps().models] == [MODEL]
-    shown = client.show(MODEL)
-    assert shown.capabilities is not None and "tools" in shown.capabilities
-    said = client.generate(model=MODEL, prompt="say hello")
-    assert said.response == "".join(HELLO)
+    model_info = client.show(MODEL)
+    assert model_info.capabilities is not None and "tools" in model_info.capabilities
+    completion = client.generate(model=MODEL, prompt="say hello")
+    assert completion.response == "".join(HELLO)
     pieces = [part.response for part in client.generate(model=MODEL, prompt="say hello", stream=True)]
     assert "".join(pieces) == "".join(HELLO)
     thought = client.chat(model=MODEL, messages=[{"role": "user", "content": "think, then say hello"}], think=True)

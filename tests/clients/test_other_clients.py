@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clients.drivers import How, Refused, Talk
+from clients.drivers import Conversation, How, Refused
 from clients.scenes import CITY, FOUND, HELLO, LOOKING, REFUSAL, THOUGHT, WEATHER
 from clients.server import Hermes
 from clients.test_turns import Turns, both_ways
@@ -23,48 +23,48 @@ class MoreTurns(Turns):
     limit = "maxTokens"
 
     @both_ways
-    def test_pictures_are_sent_with_every_question(self, talk: Any, stream: bool) -> None:
-        assert talk.show("count pictures", PICTURE, How(stream=stream)) == "1 pictures."
-        assert talk.show("count pictures", PICTURE, How(stream=stream)) == "2 pictures."
+    def test_pictures_are_sent_with_every_question(self, conversation: Any, stream: bool) -> None:
+        assert conversation.show("count pictures", PICTURE, How(stream=stream)) == "1 pictures."
+        assert conversation.show("count pictures", PICTURE, How(stream=stream)) == "2 pictures."
 
     @both_ways
-    def test_conversation_continues_after_failure(self, talk: Talk, stream: bool) -> None:
+    def test_conversation_continues_after_failure(self, conversation: Conversation, stream: bool) -> None:
         how = How(stream=stream, tools=True)
         with pytest.raises(Refused, match=REFUSAL):
-            talk.ask("use my weather, break once", how)
-        assert talk.ask("use my weather", how).text == IT_IS
+            conversation.ask("use my weather, break once", how)
+        assert conversation.ask("use my weather", how).text == IT_IS
 
-    def test_truncated_answer_is_no_error(self, talk: Talk) -> None:
-        told = talk.ask("say too much", How(stream=True, options={self.limit: 5}))
-        assert told.text == "".join(HELLO)
+    def test_truncated_answer_is_no_error(self, conversation: Conversation) -> None:
+        answer = conversation.ask("say too much", How(stream=True, options={self.limit: 5}))
+        assert answer.text == "".join(HELLO)
 
 
 class TestLangChainNode(MoreTurns):
     driver = "npm.LangChainNodeTalk"
 
     @both_ways
-    def test_outputs_are_resent_after_failure(self, talk: Any, stream: bool) -> None:
-        for chain in (False, True) if talk.api == "responses" else (False,):
+    def test_outputs_are_resent_after_failure(self, conversation: Any, stream: bool) -> None:
+        for chain in (False, True) if conversation.api == "responses" else (False,):
             how = How(stream=stream, tools=True, chain=chain)
             with pytest.raises(Refused, match=REFUSAL):
-                talk.ask("use my weather, break once", how)
-            assert talk.send_again(how)["text"] == IT_IS
+                conversation.ask("use my weather, break once", how)
+            assert conversation.send_again(how)["text"] == IT_IS
 
     @both_ways
-    def test_image_result_of_function_reaches_model(self, talk: Any, stream: bool) -> None:
-        told = talk.call(prompt="use my weather", picture=True, stream=stream, tools=True)
-        assert told["text"] == IT_IS
-        assert talk.ask("count pictures", How(stream=stream)).text == "1 pictures."
+    def test_image_result_of_function_reaches_model(self, conversation: Any, stream: bool) -> None:
+        result = conversation.call(prompt="use my weather", picture=True, stream=stream, tools=True)
+        assert result["text"] == IT_IS
+        assert conversation.ask("count pictures", How(stream=stream)).text == "1 pictures."
 
     @both_ways
     @pytest.mark.parametrize("through", ["chat", "responses"])
     def test_agent_loop(self, hermes: Hermes, stream: bool, through: str) -> None:
-        talk: Any = self.begin(hermes, "agent", hermes.key)
+        conversation: Any = self.begin(hermes, "agent", hermes.key)
 
         def ask(prompt: str) -> dict[str, Any]:
-            told: dict[str, Any] = talk.call(prompt=prompt, stream=stream, through=through, tools=True)
-            assert told["streamed"] == (told["text"] if stream else "")
-            return told
+            result: dict[str, Any] = conversation.call(prompt=prompt, stream=stream, through=through, tools=True)
+            assert result["streamed"] == (result["text"] if stream else "")
+            return result
 
         first = ask("use your list")
         assert (first["text"].endswith("".join(FOUND)), first["calls"]) == (True, [])
@@ -76,13 +76,13 @@ class TestLangChainNode(MoreTurns):
         assert ask("count")["text"] == "4 questions so far."
 
     @both_ways
-    @pytest.mark.parametrize("kept", [True, False], ids=["stored", "encrypted"])
-    def test_reasoning_is_sent_back_with_history(self, hermes: Hermes, stream: bool, kept: bool) -> None:
-        talk = self.begin(hermes, "responses", hermes.key)
-        how = How(stream=stream, tools=True, options={"reasoning": {"summary": "auto"}, "zdrEnabled": not kept})
+    @pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "encrypted"])
+    def test_reasoning_is_sent_back_with_history(self, hermes: Hermes, stream: bool, is_stored: bool) -> None:
+        conversation = self.begin(hermes, "responses", hermes.key)
+        how = How(stream=stream, tools=True, options={"reasoning": {"summary": "auto"}, "zdrEnabled": not is_stored})
         for prompt in ("think, then say hello", "use your list", "use both"):
-            talk.ask(prompt, how)
-        assert talk.ask("count", how).text == "4 questions so far."
+            conversation.ask(prompt, how)
+        assert conversation.ask("count", how).text == "4 questions so far."
 
 
 class TestXsAI(MoreTurns):
@@ -90,14 +90,14 @@ class TestXsAI(MoreTurns):
     apis = ("chat",)
 
     @both_ways
-    def test_image_result_of_function_reaches_model(self, talk: Any, stream: bool) -> None:
-        told = talk.call(prompt="use my weather", picture=True, stream=stream, tools=True)
-        assert told["text"] == IT_IS
-        assert talk.ask("count pictures", How(stream=stream)).text == "1 pictures."
+    def test_image_result_of_function_reaches_model(self, conversation: Any, stream: bool) -> None:
+        result = conversation.call(prompt="use my weather", picture=True, stream=stream, tools=True)
+        assert result["text"] == IT_IS
+        assert conversation.ask("count pictures", How(stream=stream)).text == "1 pictures."
 
-    def test_truncated_answer_is_continued(self, talk: Talk) -> None:
+    def test_truncated_answer_is_continued(self, conversation: Conversation) -> None:
         """Without a stream the client sends what it has got, and asks for the rest of it."""
-        assert talk.ask("say too much", How(options={"maxTokens": 5})).text.startswith("".join(HELLO))
+        assert conversation.ask("say too much", How(options={"maxTokens": 5})).text.startswith("".join(HELLO))
 
 
 class TestOpenAIFetch(MoreTurns):
@@ -112,15 +112,15 @@ class TestLibreChat(MoreTurns):
     test_answer_follows_schema = None  # type: ignore[assignment]
 
     @both_ways
-    def test_conversation_continues(self, talk: Talk, stream: bool) -> None:  # type: ignore[override]
+    def test_conversation_continues(self, conversation: Conversation, stream: bool) -> None:  # type: ignore[override]
         """An agent keeps its tools: without them it would tell of its earlier calls as a user."""
         for prompt in ("use your list", "use my weather"):
-            talk.ask(prompt, How(stream=stream, tools=True))
-        assert talk.ask("count", How(stream=stream, tools=True)).text == "3 questions so far."
+            conversation.ask(prompt, How(stream=stream, tools=True))
+        assert conversation.ask("count", How(stream=stream, tools=True)).text == "3 questions so far."
 
-    def test_title_generation(self, hermes: Hermes, talk: Any) -> None:
-        told = talk.call(prompt="use my weather", stream=True, tools=True, title="say hello")
-        assert (told["text"], told["title"]) == (IT_IS, {"title": "".join(HELLO)})
+    def test_title_generation(self, hermes: Hermes, conversation: Any) -> None:
+        result = conversation.call(prompt="use my weather", stream=True, tools=True, title="say hello")
+        assert (result["text"], result["title"]) == (IT_IS, {"title": "".join(HELLO)})
 
 
 class TestGoOpenAI(MoreTurns):
@@ -149,8 +149,8 @@ class TestChatPage:
         assert "".join(listed["text"]).replace("\n", "") == "".join([*LOOKING, *FOUND])
         assert (listed["calls"], len(listed["others"])) == ([], 1 if api == "responses" else 0)
         for how in ({"place": "page"}, {"place": "route"}, {"place": "asking", "agree": True}):
-            told = page.call(prompt="use my weather", **how)
-            assert (told["text"][-1], told["calls"]) == (IT_IS, [SHOWN])
+            result = page.call(prompt="use my weather", **how)
+            assert (result["text"][-1], result["calls"]) == (IT_IS, [SHOWN])
         denied = page.call(prompt="use my weather", place="asking", agree=False)
         assert denied["calls"] == [[CITY, "output-denied", None]] and "denied" in denied["text"][-1]
         twice = page.call(prompt="use my weather twice", place="page")
@@ -185,8 +185,8 @@ class TestChatPage:
         page = self.begin(hermes, api)
         with pytest.raises(Refused, match=REFUSAL):
             page.call(prompt="use my weather, break once", place="page")
-        told = page.call(place="page", again=True)
-        assert (told["text"][-1], told["calls"]) == (IT_IS, [SHOWN])
+        result = page.call(place="page", again=True)
+        assert (result["text"][-1], result["calls"]) == (IT_IS, [SHOWN])
 
     @pytest.mark.parametrize("store", [True, False], ids=["stored", "encrypted"])
     def test_reasoning_is_sent_back_with_history(self, hermes: Hermes, store: bool) -> None:

@@ -26,7 +26,7 @@ both = pytest.mark.parametrize("api", ["chat", "responses"])
 
 
 def calls_then_tells(*calls: Call) -> Any:
-    """A model that calls these tools and then repeats what it was told."""
+    """A model that calls these tools and then repeats their results."""
 
     def reply(request: Request) -> Reply:
         results = [turn.text for turn in request.turns if turn.role == "tool"]
@@ -46,11 +46,11 @@ def looks(request: Request) -> Reply:
 
 def pictures(request: Request) -> list[str]:
     """The pictures of a request, wherever they are."""
-    parts = [part for message in request.body["messages"] for part in listed(message.get("content"))]
+    parts = [part for message in request.body["messages"] for part in as_list(message.get("content"))]
     return [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
 
 
-def listed(content: Any) -> list[Any]:
+def as_list(content: Any) -> list[Any]:
     return content if isinstance(content, list) else []
 
 
@@ -68,7 +68,7 @@ def agent_of(hermes: Hermes, api: str, **more: Any) -> Agent[Any, Any]:
 
 
 def deferring(hermes: Hermes, api: str) -> Agent[Any, Any]:
-    """An agent with a tool that somebody must approve, and one whose result comes from elsewhere."""
+    """An agent with a tool that needs approval, and one whose result is supplied by the caller."""
     from pydantic_ai import CallDeferred
 
     agent = agent_of(hermes, api, output_type=[str, DeferredToolRequests])
@@ -91,9 +91,9 @@ def deferring(hermes: Hermes, api: str) -> Agent[Any, Any]:
 @both
 @pytest.mark.parametrize("chain", [False, True], ids=["history", "chain"])
 @pytest.mark.parametrize(
-    ("approval", "told"), [(True, "deleted a.txt"), (ToolDenied("Not that one."), "Not that one.")]
+    ("approval", "expected"), [(True, "deleted a.txt"), (ToolDenied("Not that one."), "Not that one.")]
 )
-def test_deferred_tools(hermes: Hermes, model: Any, api: str, chain: bool, approval: Any, told: str) -> None:
+def test_deferred_tools(hermes: Hermes, model: Any, api: str, chain: bool, approval: Any, expected: str) -> None:
     if chain and api == "chat":
         pytest.skip("chat completions have no chain")
     model.handler = calls_then_tells(
@@ -106,16 +106,18 @@ def test_deferred_tools(hermes: Hermes, model: Any, api: str, chain: bool, appro
         first = await agent.run("Tidy up.", model_settings=settings)
         waiting = first.output
         assert isinstance(waiting, DeferredToolRequests)
-        (held,), (outside,) = waiting.approvals, waiting.calls
-        assert (held.tool_name, outside.tool_name) == ("delete", "research")
-        results = DeferredToolResults(approvals={held.tool_call_id: approval}, calls={outside.tool_call_id: "because"})
+        (pending_approval,), (outside,) = waiting.approvals, waiting.calls
+        assert (pending_approval.tool_name, outside.tool_name) == ("delete", "research")
+        results = DeferredToolResults(
+            approvals={pending_approval.tool_call_id: approval}, calls={outside.tool_call_id: "because"}
+        )
         second = await agent.run(
             message_history=first.all_messages(), deferred_tool_results=results, model_settings=settings
         )
         return second.output, second.all_messages()
 
     output, messages = asyncio.run(flow())
-    assert sorted(output.split(" | ")) == sorted([told, "because", "noon"])
+    assert sorted(output.split(" | ")) == sorted([expected, "because", "noon"])
     assert messages
 
 
@@ -133,8 +135,8 @@ def test_deferred_result_with_new_question(hermes: Hermes, model: Any, api: str)
         return str(second.output)
 
     assert asyncio.run(flow()) == "because"
-    said = [turn.text for turn in model.requests[-1].turns if turn.role == "user"]
-    assert said == ["Look it up.", "And be brief."]
+    texts = [turn.text for turn in model.requests[-1].turns if turn.role == "user"]
+    assert texts == ["Look it up.", "And be brief."]
 
 
 @both

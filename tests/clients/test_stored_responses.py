@@ -17,41 +17,41 @@ TEXT = "".join(HELLO)
 
 @pytest.fixture
 def sdk(hermes: Hermes) -> Iterator[openai.OpenAI]:
-    with client(hermes.url, hermes.key) as made:
-        yield made
+    with client(hermes.url, hermes.key) as sdk:
+        yield sdk
 
 
 def test_response_is_retrieved_streamed_and_deleted(sdk: openai.OpenAI) -> None:
-    made = sdk.responses.create(model=MODEL, input="say hello")
-    assert sdk.responses.retrieve(made.id) == made
-    (given,) = sdk.responses.input_items.list(made.id)
-    assert given.type == "message" and given.content[0].text == "say hello"
-    with sdk.responses.stream(response_id=made.id) as events:
+    response = sdk.responses.create(model=MODEL, input="say hello")
+    assert sdk.responses.retrieve(response.id) == response
+    (input_item,) = sdk.responses.input_items.list(response.id)
+    assert input_item.type == "message" and input_item.content[0].text == "say hello"
+    with sdk.responses.stream(response_id=response.id) as events:
         assert events.get_final_response().output_text == TEXT
-    sdk.responses.delete(made.id)
+    sdk.responses.delete(response.id)
     with pytest.raises(openai.NotFoundError):
-        sdk.responses.retrieve(made.id)
+        sdk.responses.retrieve(response.id)
 
 
 def test_background_response(sdk: openai.OpenAI) -> None:
-    made = sdk.responses.create(model=MODEL, input="use your list", background=True)
-    assert made.status in ("queued", "in_progress")
-    followed = list(sdk.responses.retrieve(made.id, stream=True))
+    response = sdk.responses.create(model=MODEL, input="use your list", background=True)
+    assert response.status in ("queued", "in_progress")
+    followed = list(sdk.responses.retrieve(response.id, stream=True))
     assert followed[-1].type == "response.completed"
-    done = sdk.responses.retrieve(made.id)
-    assert done.status == "completed" and done == followed[-1].response
+    result = sdk.responses.retrieve(response.id)
+    assert result.status == "completed" and result == followed[-1].response
     with pytest.raises(openai.ConflictError):
-        sdk.responses.cancel(made.id)
+        sdk.responses.cancel(response.id)
 
 
 def test_responses_in_conversation(sdk: openai.OpenAI) -> None:
-    begun = sdk.conversations.create(metadata={"about": "counting"})
+    conversation = sdk.conversations.create(metadata={"about": "counting"})
     for number in (1, 2):
-        made = sdk.responses.create(model=MODEL, input="count", conversation=begun.id)
-        assert made.output_text == f"{number} questions so far."
-        assert made.conversation is not None and made.conversation.id == begun.id
-    assert len(list(sdk.conversations.items.list(begun.id))) == 4
-    assert sdk.conversations.delete(begun.id).deleted
+        response = sdk.responses.create(model=MODEL, input="count", conversation=conversation.id)
+        assert response.output_text == f"{number} questions so far."
+        assert response.conversation is not None and response.conversation.id == conversation.id
+    assert len(list(sdk.conversations.items.list(conversation.id))) == 4
+    assert sdk.conversations.delete(conversation.id).deleted
 
 
 def test_responses_over_websocket(sdk: openai.OpenAI) -> None:

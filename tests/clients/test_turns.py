@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clients.drivers import MODEL, How, Refused, Talk
+from clients.drivers import MODEL, Conversation, How, Refused
 from clients.scenes import CITY, FOUND, HELLO, LOOKING, PERSON, REFUSAL, TOKENS, WEATHER
 from clients.server import Hermes
 
@@ -45,99 +45,99 @@ class Turns:
             everywhere = hasattr(metafunc.function, "every_entrance")
             metafunc.parametrize("api", self.apis + (self.entrances if everywhere else ()))
 
-    def begin(self, hermes: Hermes, api: str, key: str) -> Talk:
+    def begin(self, hermes: Hermes, api: str, key: str) -> Conversation:
         module, name = self.driver.split(".")
-        talk: Talk = getattr(import_module(f"clients.drivers.{module}"), name)(hermes.url, key, api)
-        return talk
+        conversation: Conversation = getattr(import_module(f"clients.drivers.{module}"), name)(hermes.url, key, api)
+        return conversation
 
     @pytest.fixture
-    def talk(self, hermes: Hermes, api: str) -> Iterator[Talk]:
-        talk = self.begin(hermes, api, hermes.key)
-        yield talk
-        talk.close()
+    def conversation(self, hermes: Hermes, api: str) -> Iterator[Conversation]:
+        conversation = self.begin(hermes, api, hermes.key)
+        yield conversation
+        conversation.close()
 
     @every_entrance
     @both_ways
-    def test_text_is_complete(self, talk: Talk, stream: bool) -> None:
-        told = talk.ask("say hello slowly", How(stream=stream))
-        assert (told.text, told.calls, told.tokens) == ("".join(HELLO), [], TOKENS)
-        assert not (stream and talk.shows_pieces) or told.pieces > 1
+    def test_text_is_complete(self, conversation: Conversation, stream: bool) -> None:
+        answer = conversation.ask("say hello slowly", How(stream=stream))
+        assert (answer.text, answer.calls, answer.tokens) == ("".join(HELLO), [], TOKENS)
+        assert not (stream and conversation.shows_pieces) or answer.pieces > 1
 
     @both_ways
     @pytest.mark.parametrize(
         ("using", "tools"), [("use your list", False), ("misuse your list", True)], ids=["alone", "beside-its-own"]
     )
-    def test_server_tool_is_not_taken_for_client_tool(
-        self, hermes: Hermes, talk: Talk, stream: bool, tools: bool, using: str
+    def test_server_tool_is_not_treated_as_client_tool(
+        self, hermes: Hermes, conversation: Conversation, stream: bool, tools: bool, using: str
     ) -> None:
         before = len(hermes.model.requests)
-        told = talk.ask(using, How(stream=stream, tools=tools))
-        assert told.calls == []
-        assert told.text.endswith("".join(FOUND))
+        answer = conversation.ask(using, How(stream=stream, tools=tools))
+        assert answer.calls == []
+        assert answer.text.endswith("".join(FOUND))
         # A plain chat completion has room for the final text only.
-        assert told.text.startswith("".join(LOOKING)) or (talk.api != "responses" and not stream)
+        assert answer.text.startswith("".join(LOOKING)) or (conversation.api != "responses" and not stream)
         assert len(hermes.model.requests) - before == 2
 
-    def test_instructions_reach_model(self, hermes: Hermes, talk: Talk) -> None:
-        talk.ask("say hello", How(system="Speak like a sailor."))
+    def test_instructions_reach_model(self, hermes: Hermes, conversation: Conversation) -> None:
+        conversation.ask("say hello", How(system="Speak like a sailor."))
         assert "Speak like a sailor." in hermes.model.requests[-1].turns[0].text
 
     @every_entrance
     @both_ways
-    def test_client_function_is_called_twice_in_one_step(self, talk: Talk, stream: bool) -> None:
-        told = talk.ask("use my weather twice", How(stream=stream, tools=True))
-        assert told.text == f"{WEATHER} and {WEATHER}"
-        assert told.calls == [("weather", CITY), ("weather", {"city": "Rome"})]
+    def test_client_function_is_called_twice_in_one_step(self, conversation: Conversation, stream: bool) -> None:
+        answer = conversation.ask("use my weather twice", How(stream=stream, tools=True))
+        assert answer.text == f"{WEATHER} and {WEATHER}"
+        assert answer.calls == [("weather", CITY), ("weather", {"city": "Rome"})]
 
     @both_ways
-    def test_client_and_server_tools_in_one_step(self, talk: Talk, stream: bool) -> None:
+    def test_client_and_server_tools_in_one_step(self, conversation: Conversation, stream: bool) -> None:
         """Chat clients never saw the server's own result: it is put back. What a client of the other protocol was shown
         and does not send again is left out."""
-        told = talk.ask("use both", How(stream=stream, tools=True))
-        results = 2 if talk.api != "responses" or talk.returns_server_items else 1
-        assert (told.text, told.calls) == (f"{results} results: {WEATHER}.", [("weather", CITY)])
+        answer = conversation.ask("use both", How(stream=stream, tools=True))
+        results = 2 if conversation.api != "responses" or conversation.returns_server_items else 1
+        assert (answer.text, answer.calls) == (f"{results} results: {WEATHER}.", [("weather", CITY)])
 
     @both_ways
-    def test_answer_follows_schema(self, talk: Talk, stream: bool) -> None:
-        assert talk.ask("name a person", How(stream=stream, schema=True)).value == PERSON
+    def test_answer_follows_schema(self, conversation: Conversation, stream: bool) -> None:
+        assert conversation.ask("name a person", How(stream=stream, schema=True)).value == PERSON
 
     @both_ways
     @pytest.mark.parametrize("chain", [False, True], ids=["history", "chain"])
-    def test_conversation_continues(self, talk: Talk, stream: bool, chain: bool) -> None:
+    def test_conversation_continues(self, conversation: Conversation, stream: bool, chain: bool) -> None:
         """The second question comes with the history as the client keeps it, tool items and all."""
-        if chain and not (talk.chains and talk.api == "responses"):
+        if chain and not (conversation.chains and conversation.api == "responses"):
             pytest.skip("this client always sends the history")
-        talk.ask("use your list", How(stream=stream, chain=chain))
-        talk.ask("use my weather", How(stream=stream, chain=chain, tools=True))
-        assert talk.ask("count", How(stream=stream, chain=chain)).text == "3 questions so far."
+        conversation.ask("use your list", How(stream=stream, chain=chain))
+        conversation.ask("use my weather", How(stream=stream, chain=chain, tools=True))
+        assert conversation.ask("count", How(stream=stream, chain=chain)).text == "3 questions so far."
 
     def test_wrong_key_is_reported(self, api: str, hermes: Hermes) -> None:
-        talk = self.begin(hermes, api, key="wrong")
+        conversation = self.begin(hermes, api, key="wrong")
         with pytest.raises(Refused, match="Incorrect API key provided") as refused:
-            talk.ask("say hello")
+            conversation.ask("say hello")
         assert refused.value.status == 401
 
-    def test_invalid_field_is_reported(self, talk: Talk) -> None:
-        name, value = talk.bad_option
+    def test_invalid_field_is_reported(self, conversation: Conversation) -> None:
+        name, value = conversation.bad_option
         with pytest.raises(Refused, match=name.removeprefix("max_")) as refused:
-            talk.ask("say hello", How(stream=True, options={name: value}))
+            conversation.ask("say hello", How(stream=True, options={name: value}))
         assert refused.value.status == 400
 
     @every_entrance
     @failing_both_ways
     def test_model_failure_is_reported_and_not_retried(
-        self, hermes: Hermes, talk: Talk, stream: bool, failing: str, steps: int
+        self, hermes: Hermes, conversation: Conversation, stream: bool, failing: str, steps: int
     ) -> None:
         before = len(hermes.model.requests)
         with pytest.raises(Refused, match=REFUSAL) as refused:
-            talk.ask(failing, How(stream=stream))
+            conversation.ask(failing, How(stream=stream))
         # A stream has no status of its own; some clients make one up.
         assert refused.value.status in ((None, 500) if stream else (502,))
         assert len(hermes.model.requests) - before == steps
 
-    def test_broken_stream_is_an_error(self, talk: Talk) -> None:
+    def test_broken_stream_is_an_error(self, conversation: Conversation) -> None:
         with pytest.raises(Refused, match=REFUSAL):
-            talk.ask("break off", How(stream=True))
+            conversation.ask("break off", How(stream=True))
 
 
 class TestOpenAI(Turns):
@@ -148,12 +148,12 @@ class TestOpenAINode(Turns):
     driver = "node.OpenAINodeTalk"
 
     def test_response_is_stored(self, hermes: Hermes) -> None:
-        talk: Any = self.begin(hermes, "keep", hermes.key)
-        told = talk.call()
-        assert told["texts"] == ["".join(HELLO)] * 3
-        assert told["given"] == ["say hello"]
-        assert told["after"] == 404
-        assert told["models"] == [MODEL]
+        conversation: Any = self.begin(hermes, "keep", hermes.key)
+        result = conversation.call()
+        assert result["texts"] == ["".join(HELLO)] * 3
+        assert result["given"] == ["say hello"]
+        assert result["after"] == 404
+        assert result["models"] == [MODEL]
 
 
 class TestAnthropic(Turns):
@@ -173,10 +173,10 @@ class TestOllama(Turns):
     entrances = ("async",)
 
     @both_ways
-    def test_client_and_server_tools_in_one_step(self, talk: Talk, stream: bool) -> None:
+    def test_client_and_server_tools_in_one_step(self, conversation: Conversation, stream: bool) -> None:
         """Calls have no ids in this protocol, so what the server did beside them is not found again."""
-        told = talk.ask("use both", How(stream=stream, tools=True))
-        assert (told.text, told.calls) == (f"1 results: {WEATHER}.", [("weather", CITY)])
+        answer = conversation.ask("use both", How(stream=stream, tools=True))
+        assert (answer.text, answer.calls) == (f"1 results: {WEATHER}.", [("weather", CITY)])
 
 
 class TestVercel(Turns):
@@ -192,12 +192,12 @@ class TestLiteLLM(Turns):
     driver = "litellm_sdk.LiteLLMTalk"
 
     def test_response_is_stored(self, hermes: Hermes) -> None:
-        talk: Any = self.begin(hermes, "responses", hermes.key)
-        talk.ask("say hello")
-        assert talk.text_of(talk.last) == "".join(HELLO)
-        assert talk.delete(talk.last)
+        conversation: Any = self.begin(hermes, "responses", hermes.key)
+        conversation.ask("say hello")
+        assert conversation.text_of(conversation.last) == "".join(HELLO)
+        assert conversation.delete(conversation.last)
         with pytest.raises(Refused):
-            talk.text_of(talk.last)
+            conversation.text_of(conversation.last)
 
 
 class TestLangChain(Turns):
@@ -212,7 +212,9 @@ class TestLLM(Turns):
     driver = "llm_command.LLMTalk"
 
     def test_command_line_client(self, hermes: Hermes) -> None:
-        talk: Any = self.begin(hermes, "chat", hermes.key)
+        conversation: Any = self.begin(hermes, "chat", hermes.key)
         command = [sys.executable, "-m", "llm", "-m", "chat", "--key", hermes.key, "say hello"]
-        done = subprocess.run(command, env=os.environ | talk.environment, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "".join(HELLO) + "\n", "")
+        result = subprocess.run(
+            command, env=os.environ | conversation.environment, capture_output=True, text=True, check=False
+        )
+        assert (result.returncode, result.stdout, result.stderr) == (0, "".join(HELLO) + "\n", "")

@@ -58,24 +58,24 @@ tool_items = pytest.mark.parametrize("form", ["function", "mcp", "none"])
 
 @pytest.fixture
 def sdk(hermes: Hermes) -> Iterator[openai.OpenAI]:
-    with client(hermes.url, hermes.key) as made:
-        yield made
+    with client(hermes.url, hermes.key) as sdk:
+        yield sdk
 
 
 def frames(answer: Any) -> list[tuple[str, Any]]:
     """The name and the data of each event of a stream, which ends as it should."""
-    made, name = [], ""
+    events, name = [], ""
     for line in answer.iter_lines():
         if line.startswith("event: "):
             name = line.removeprefix("event: ")
         elif line.startswith("data: "):
-            made.append((name, line.removeprefix("data: ")))
+            events.append((name, line.removeprefix("data: ")))
             name = ""
-    assert made[-1] == ("", "[DONE]")
-    return [(name, json.loads(data)) for name, data in made[:-1]]
+    assert events[-1] == ("", "[DONE]")
+    return [(name, json.loads(data)) for name, data in events[:-1]]
 
 
-def said(response: Response) -> list[str]:
+def texts_of(response: Response) -> list[str]:
     return [part.text for item in response.output if item.type == "message" for part in item.content]
 
 
@@ -83,8 +83,8 @@ def said(response: Response) -> list[str]:
 def test_chat_completion_types(sdk: openai.OpenAI, prompt: str) -> None:
     messages = [{"role": "user", "content": prompt}]
     raw = sdk.chat.completions.with_raw_response.create(model=MODEL, messages=messages, **CHAT[prompt])
-    made = ChatCompletion.model_validate(json.loads(raw.text), strict=True)
-    assert made.usage is not None and made.usage.total_tokens > 0
+    model = ChatCompletion.model_validate(json.loads(raw.text), strict=True)
+    assert model.usage is not None and model.usage.total_tokens > 0
 
 
 @pytest.mark.parametrize("prompt", CHAT)
@@ -110,9 +110,9 @@ def test_chat_completion_stream_types(sdk: openai.OpenAI, prompt: str, usage: bo
 def test_response_types(sdk: openai.OpenAI, prompt: str, form: str) -> None:
     options = {**RESPONSES[prompt], "extra_headers": {"X-Hermes-Tool-Items": form}}
     raw = sdk.responses.with_raw_response.create(model=MODEL, input=prompt, **options)
-    made = Response.model_validate(json.loads(raw.text), strict=True)
-    kept = sdk.responses.with_raw_response.retrieve(made.id)
-    assert json.loads(kept.text) == json.loads(raw.text)
+    model = Response.model_validate(json.loads(raw.text), strict=True)
+    stored = sdk.responses.with_raw_response.retrieve(model.id)
+    assert json.loads(stored.text) == json.loads(raw.text)
 
 
 @tool_items
@@ -121,48 +121,48 @@ def test_response_stream_types(sdk: openai.OpenAI, prompt: str, form: str) -> No
     options = {**RESPONSES[prompt], "extra_headers": {"X-Hermes-Tool-Items": form}}
     with sdk.responses.with_streaming_response.create(model=MODEL, input=prompt, stream=True, **options) as answer:
         events = frames(answer)
-    made = [_EVENT.validate_python(data, strict=True) for _, data in events]
-    assert [event.type for event in made] == [name for name, _ in events]
-    assert [event.sequence_number for event in made] == list(range(len(made)))
-    final = made[-1].response
+    parsed = [_EVENT.validate_python(data, strict=True) for _, data in events]
+    assert [event.type for event in parsed] == [name for name, _ in events]
+    assert [event.sequence_number for event in parsed] == list(range(len(parsed)))
+    final = parsed[-1].response
     # What came piece by piece is what stands at the end.
-    items = [event.item for event in made if event.type == "response.output_item.done"]
+    items = [event.item for event in parsed if event.type == "response.output_item.done"]
     assert [item.id for item in items] == [item.id for item in final.output]
-    assert [item.id for item in items] == [e.item.id for e in made if e.type == "response.output_item.added"]
-    pieces = "".join(event.delta for event in made if event.type == "response.output_text.delta")
-    assert pieces == "".join(said(final))
+    assert [item.id for item in items] == [e.item.id for e in parsed if e.type == "response.output_item.added"]
+    pieces = "".join(event.delta for event in parsed if event.type == "response.output_text.delta")
+    assert pieces == "".join(texts_of(final))
     # The log of the stream is the stream.
     with sdk.responses.with_streaming_response.retrieve(final.id, stream=True, starting_after=1) as answer:
         assert frames(answer) == events[2:]
 
 
 def test_truncated_answer_is_marked(sdk: openai.OpenAI) -> None:
-    made = sdk.responses.create(model=MODEL, input="say too much", max_output_tokens=5)
-    assert (made.status, made.output_text) == ("incomplete", "".join(HELLO))
-    assert made.incomplete_details is not None and made.incomplete_details.reason == "max_output_tokens"
+    response = sdk.responses.create(model=MODEL, input="say too much", max_output_tokens=5)
+    assert (response.status, response.output_text) == ("incomplete", "".join(HELLO))
+    assert response.incomplete_details is not None and response.incomplete_details.reason == "max_output_tokens"
     messages = [{"role": "user", "content": "say too much"}]
     chat = sdk.chat.completions.create(model=MODEL, messages=messages, max_tokens=5).choices[0]
     assert (chat.finish_reason, chat.message.content) == ("length", "".join(HELLO))
 
 
 def test_reasoning_is_summary_never_text(sdk: openai.OpenAI) -> None:
-    made = sdk.responses.create(model=MODEL, input="think, then say hello", reasoning={"summary": "auto"})
-    thought, text = made.output
+    response = sdk.responses.create(model=MODEL, input="think, then say hello", reasoning={"summary": "auto"})
+    thought, text = response.output
     assert thought.type == "reasoning" and thought.summary[0].text == "".join(THOUGHT)
-    assert made.output_text == "".join(HELLO)
+    assert response.output_text == "".join(HELLO)
     assert text.type == "message" and text.phase == "final_answer"
 
 
 def test_server_tool_item_forms(sdk: openai.OpenAI) -> None:
     forms = {"function": ["function_call", "function_call_output"], "mcp": ["mcp_call"], "none": []}
     for form, tools in forms.items():
-        made = sdk.responses.create(model=MODEL, input="use your list", extra_headers={"X-Hermes-Tool-Items": form})
-        assert [item.type for item in made.output] == ["message", *tools, "message"]
-        assert said(made)[0] == "".join(LOOKING)
+        response = sdk.responses.create(model=MODEL, input="use your list", extra_headers={"X-Hermes-Tool-Items": form})
+        assert [item.type for item in response.output] == ["message", *tools, "message"]
+        assert texts_of(response)[0] == "".join(LOOKING)
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "code", "param"),
+    ("fields", "kind", "code", "param"),
     [
         ({"temperature": 9}, openai.BadRequestError, "invalid_value", "temperature"),
         ({"temperature": "warm"}, openai.BadRequestError, "invalid_type", "temperature"),
@@ -178,10 +178,10 @@ def test_server_tool_item_forms(sdk: openai.OpenAI) -> None:
     ],
 )
 def test_error_class_per_status(
-    sdk: openai.OpenAI, asked: dict[str, Any], kind: type[openai.APIStatusError], code: str, param: str | None
+    sdk: openai.OpenAI, fields: dict[str, Any], kind: type[openai.APIStatusError], code: str, param: str | None
 ) -> None:
     with pytest.raises(kind) as raised:
-        sdk.responses.create(**{"model": MODEL, "input": "say hello", **asked})
+        sdk.responses.create(**{"model": MODEL, "input": "say hello", **fields})
     assert (raised.value.code, raised.value.param) == (code, param)
     assert raised.value.request_id
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clients.drivers import How, Refused, Talk
+from clients.drivers import Conversation, How, Refused
 from clients.scenes import REFUSAL, SCENES
 from clients.server import Hermes
 from clients.test_turns import Turns, both_ways, failing_both_ways
@@ -26,28 +26,28 @@ class SocketTurns(Turns):
         return reason if self.tells_reasons else 'unsuccessful terminal state "error"'
 
     def test_wrong_key_is_reported(self, api: str, hermes: Hermes) -> None:
-        talk = self.begin(hermes, api, key="wrong")
+        conversation = self.begin(hermes, api, key="wrong")
         with pytest.raises(Refused) as refused:
-            talk.ask("say hello")
+            conversation.ask("say hello")
         assert refused.value.status == (401 if self.tells_reasons else None)
 
-    def test_invalid_field_is_reported(self, talk: Talk) -> None:
-        name, value = talk.bad_option
+    def test_invalid_field_is_reported(self, conversation: Conversation) -> None:
+        name, value = conversation.bad_option
         with pytest.raises(Refused, match=self.says(name)):
-            talk.ask("say hello", How(stream=True, options={name: value}))
+            conversation.ask("say hello", How(stream=True, options={name: value}))
 
     @failing_both_ways
     def test_model_failure_is_reported_and_not_retried(
-        self, hermes: Hermes, talk: Talk, stream: bool, failing: str, steps: int
+        self, hermes: Hermes, conversation: Conversation, stream: bool, failing: str, steps: int
     ) -> None:
         before = len(hermes.model.requests)
         with pytest.raises(Refused, match=self.says(REFUSAL)):
-            talk.ask(failing, How(stream=stream))
+            conversation.ask(failing, How(stream=stream))
         assert len(hermes.model.requests) - before == steps
 
-    def test_broken_stream_is_an_error(self, talk: Talk) -> None:
+    def test_broken_stream_is_an_error(self, conversation: Conversation) -> None:
         with pytest.raises(Refused, match=self.says(REFUSAL)):
-            talk.ask("break off", How(stream=True))
+            conversation.ask("break off", How(stream=True))
 
 
 class TestAgentsWebSocket(SocketTurns):
@@ -74,8 +74,8 @@ def _use_all(request: Request) -> Reply:
     """Call each tool of the client that is offered, one after the other, and repeat the last result."""
     offered = {tool["function"]["name"] for tool in request.body["tools"]}
     turns = request.turns
-    asked = max(place for place, turn in enumerate(turns) if turn.role == "user")
-    results = [turn.text for turn in turns[asked:] if turn.role == "tool"]
+    last_user = max(place for place, turn in enumerate(turns) if turn.role == "user")
+    results = [turn.text for turn in turns[last_user:] if turn.role == "tool"]
     wanted = [call for call in _CALLS if call.name in offered]
     if len(results) == len(wanted):
         return Reply(text=" / ".join(results), continues=False)
@@ -106,8 +106,8 @@ def test_tools_of_further_types(hermes: Hermes, transport: str, shell: str, stre
 
     editor = _Editor()
     texts = run_with_tools(hermes.url, hermes.key, transport, shell, editor, stream, ["use every tool", "count"])
-    ran = {"shell": "ada", "local_shell": "/home/ada"}[shell]
-    assert ran in texts[0]
+    path = {"shell": "ada", "local_shell": "/home/ada"}[shell]
+    assert path in texts[0]
     assert texts[0].endswith(" / created / GRÖSSE / 21 degrees")
     assert texts[1] == "2 questions so far."
     assert editor.created == {"poem.txt": "+Roses are red."}

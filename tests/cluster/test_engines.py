@@ -108,17 +108,17 @@ def test_files_are_private_and_another_object_controls_the_server(make: type[Eng
 def test_first_start_takes_another_port_when_its_own_is_taken(
     make: type[Engine], own_nats: NatsEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = own_nats.state.port
-    ports = [taken]
+    port = own_nats.state.port
+    ports = [port]
     real = engines.free_port
     monkeypatch.setattr(engines, "free_port", lambda: ports.pop() if ports else real())
     engine = make(tmp_path / "engine")
     with running(engine):
         assert ports == []
-        assert engine.state.port != taken
+        assert engine.state.port != port
 
 
-def test_a_server_that_cannot_start_is_told_with_its_log(own_postgres: PostgresEngine, tmp_path: Path) -> None:
+def test_start_failure_includes_the_server_log(own_postgres: PostgresEngine, tmp_path: Path) -> None:
     other = PostgresEngine(tmp_path / "engine", {"work_mem": "nonsense"})
     with pytest.raises(EngineError, match="work_mem") as refused:
         other.start()
@@ -164,9 +164,9 @@ def test_shared_server_of_a_killed_run_is_stopped_by_the_next(tmp_path: Path, mo
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTEST_XDIST_TESTRUNUID": "killed"}
     assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == -signal.SIGKILL
-    (left,) = (path for path in tmp_path.glob("hermes-engines-*") if path.is_dir())
-    abandoned = NatsEngine(left).state
+    (path,) = (path for path in tmp_path.glob("hermes-engines-*") if path.is_dir())
+    abandoned = NatsEngine(path).state
     assert is_alive(abandoned.pid, abandoned.start_time)
     with shared("nats", NatsEngine):
         assert not is_alive(abandoned.pid, abandoned.start_time)
-        assert not left.exists()
+        assert not path.exists()

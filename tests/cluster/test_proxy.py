@@ -240,7 +240,7 @@ async def web_replica(routes: list[web.RouteDef]) -> AsyncIterator[Address]:
 
 
 async def test_events_of_a_stream_pass_one_by_one() -> None:
-    seen = asyncio.Event()
+    reached = asyncio.Event()
 
     async def stream(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -248,8 +248,8 @@ async def test_events_of_a_stream_pass_one_by_one() -> None:
         for number in range(20):
             await response.write(b"data: %d\n\n" % number)
             # The next event waits until the client has this one: nothing may be held back on the way.
-            await asyncio.wait_for(seen.wait(), SURELY_S)
-            seen.clear()
+            await asyncio.wait_for(reached.wait(), SURELY_S)
+            reached.clear()
         return response
 
     async with (
@@ -262,12 +262,12 @@ async def test_events_of_a_stream_pass_one_by_one() -> None:
         async for line in response.content:
             if line.strip():
                 events.append(int(line.removeprefix(b"data: ")))
-                seen.set()
+                reached.set()
         assert events == list(range(20))
 
 
 async def test_replica_learns_that_a_client_has_left() -> None:
-    left = asyncio.Event()
+    disconnected = asyncio.Event()
 
     async def stream(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -276,13 +276,13 @@ async def test_replica_learns_that_a_client_has_left() -> None:
         with contextlib.suppress(ConnectionError):
             while request.transport is not None and not request.transport.is_closing():
                 await asyncio.sleep(0.005)
-        left.set()
+        disconnected.set()
         return response
 
     async with web_replica([web.get("/", stream)]) as a, proxied(a) as (_, port), asyncio.timeout(SURELY_S):
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/") as response:
             assert await response.content.readline() == b"begin\n"
-        await left.wait()
+        await disconnected.wait()
 
 
 async def test_websocket_passes_untouched() -> None:

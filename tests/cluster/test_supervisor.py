@@ -86,9 +86,9 @@ async def until(happened: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def command(*words: str) -> int:
+async def command(*args: str) -> int:
     """In a thread: the cluster is in this process."""
-    return await asyncio.to_thread(main, words)
+    return await asyncio.to_thread(main, args)
 
 
 def pids(state: ClusterState) -> list[int]:
@@ -122,8 +122,8 @@ async def test_cluster_serves_replaces_a_killed_replica_and_ends(
             assert await command("cluster", "status", "--json") == 0
             document = json.loads(capsys.readouterr().out)
             assert document["state"] == "running" and document["address"] == url
-            assert [one["state"] for one in document["replicas"]] == ["ready", "ready"]
-            assert [one["name"] for one in document["engines"]] == ["NATS"]
+            assert [replica["state"] for replica in document["replicas"]] == ["ready", "ready"]
+            assert [engine["name"] for engine in document["engines"]] == ["NATS"]
 
             killed = state.replicas[0].pid
             assert await command("cluster", "kill", "1") == 0
@@ -206,7 +206,7 @@ async def test_interrupt_ends_all_in_order(home: Home) -> None:
     assert states.read(home) is None
 
 
-async def refused(home: Home, **options: object) -> HermesError:
+async def start_error(home: Home, **options: object) -> HermesError:
     supervisor = Supervisor(home, 2, **{"host": "127.0.0.1", "port": 0, "announce": print, **options})  # type: ignore[arg-type]
     with pytest.raises(HermesError) as raised:
         await supervisor.serve(asyncio.Event())
@@ -218,14 +218,14 @@ async def refused(home: Home, **options: object) -> HermesError:
 
 
 async def test_nothing_is_left_of_a_cluster_that_cannot_start(home: Home) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        error = await refused(home, port=taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        error = await start_error(home, port=server.getsockname()[1])
         assert error.exit_code == 69 and "cannot be bound" in error.message
-    error = await refused(home, host="0.0.0.0")
+    error = await start_error(home, host="0.0.0.0")
     assert error.exit_code == 78 and "api_server.key" in error.message
     # A replica that refuses its settings: its own sentence is told, with its exit code.
     home.config_file.write_text("storage: {url: 'nonsense://here'}\n")
-    error = await refused(home, engines=nats_only(home))
+    error = await start_error(home, engines=nats_only(home))
     assert isinstance(error, ReplicaFailed)
     assert error.exit_code == 78 and "nonsense" in error.message and error.where == "replica 1"
     assert error.hint and "Try" not in error.hint
@@ -233,22 +233,22 @@ async def test_nothing_is_left_of_a_cluster_that_cannot_start(home: Home) -> Non
 
 async def test_missing_wheel_is_one_sentence(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.cluster.engines.util.find_spec", lambda name: None)
-    error = await refused(home)
+    error = await start_error(home)
     assert error.exit_code == 78 and error.hint == "hermes install cluster"
 
 
 @pytest.mark.parametrize(
-    "words", [("up", "--replicas", "-1"), ("up", "--replicas", "99"), ("up", "--port", "x"), ("kill", "x")]
+    "args", [("up", "--replicas", "-1"), ("up", "--replicas", "99"), ("up", "--port", "x"), ("kill", "x")]
 )
-def test_bad_arguments_are_usage_errors(words: tuple[str, ...], home: Home) -> None:
+def test_bad_arguments_are_usage_errors(args: tuple[str, ...], home: Home) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(("cluster", *words))
+        main(("cluster", *args))
     assert ended.value.code == 2
 
 
 def test_commands_without_a_cluster_say_so(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (("status",), ("env",), ("kill", "1"), ("down",)):
-        assert main(("cluster", *words)) == 5
+    for args in (("status",), ("env",), ("kill", "1"), ("down",)):
+        assert main(("cluster", *args)) == 5
     assert main(("cluster", "status", "--json")) == 5
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"state": "stopped", "remains": []}
 
@@ -300,15 +300,15 @@ def test_store_is_migrated_into_the_engines_of_its_home_and_out(
     assert not any(engine.is_running for engine in states.engines_of(home).values())
 
 
-def test_refused_second_up_leaves_the_log_of_the_first(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejected_second_start_keeps_the_log_of_the_first(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     home.cluster.mkdir(mode=0o700)
     log_file = home.cluster / "up.log"
     log_file.write_text("said by the first\n")
     with hold(home):
         assert main(("cluster", "up", "--port", "0", "--detach")) == HomeServed.exit_code
-    told = capsys.readouterr().err
-    assert "holds this home" in told and "said by the first" not in told
-    assert log_file.read_text() == f"said by the first\n{told}"
+    err = capsys.readouterr().err
+    assert "holds this home" in err and "said by the first" not in err
+    assert log_file.read_text() == f"said by the first\n{err}"
 
 
 def test_detached_process_that_is_killed_before_it_is_ready_is_one_sentence(

@@ -88,9 +88,9 @@ class Checks:
     async def _check_response(self, turn: Turn, events: list[Json]) -> None:
         if not turn.response_id:
             return
-        found = [await self._get(f"/v1/responses/{turn.response_id}", at) for at in range(REPLICAS)]
-        assert found[0] is not None, f"the response {turn.response_id} is lost"
-        assert found[0] == found[1] == found[2]
+        responses = [await self._get(f"/v1/responses/{turn.response_id}", at) for at in range(REPLICAS)]
+        assert responses[0] is not None, f"the response {turn.response_id} is lost"
+        assert responses[0] == responses[1] == responses[2]
 
     def _check_effects(self, turns: list[Turn]) -> None:
         file = self._cluster.workspace / EFFECTS
@@ -99,10 +99,10 @@ class Checks:
         assert twice == [], f"an effect was had twice: {twice}"
         for turn in turns:
             events = [data_of(block) for block in self._logs.get(turn.run_id, b"").split(b"\n\n")[:-2]]
-            begun = {e["tool_call_id"] for e in events if e["event"] == "tool.started"}
+            tool_call_ids = {e["tool_call_id"] for e in events if e["event"] == "tool.started"}
             ended = {e["tool_call_id"]: e["status"] for e in events if e["event"] == "tool.completed"}
             for call_id in turn.plan.effects if events else ():
-                assert lines[call_id] <= (call_id in begun), f"{call_id} took effect without being on record"
+                assert lines[call_id] <= (call_id in tool_call_ids), f"{call_id} took effect without being on record"
                 assert lines[call_id] or ended.get(call_id) != "ok", f"{call_id} is on record as done"
 
     # --- reading ----------------------------------------------------------------------------------------------------
@@ -121,10 +121,10 @@ class Checks:
         """Nobody has written to a log after its end; and nothing is left over in the store."""
         for run_id, log in self._logs.items():
             assert await self.log(run_id, 0) == log, "a log has changed after its end"
-        found = self._cluster.query(
+        rows = self._cluster.query(
             "SELECT count(*) FROM run_partials; SELECT count(*) FROM runs WHERE ended_at IS NULL"
         )
-        assert found.split() == ["0", "0"], found
+        assert rows.split() == ["0", "0"], rows
 
 
 def check_view(view: Run, whole: dict[int, bytes]) -> None:

@@ -135,7 +135,7 @@ async def cluster_of_three(folder: Path, handler: Handler, **settings: Any) -> A
         for engine in (postgres, nats):
             stack.push_async_callback(asyncio.to_thread, engine.kill)
             await asyncio.to_thread(engine.start)
-        given = {
+        config = {
             "model": {"default": "m", "base_url": f"{model.url}/v1", "api_key": "key-12345678"},
             "terminal": {"backend": "local"},
             "command_allowlist": ["> *"],
@@ -153,7 +153,7 @@ async def cluster_of_three(folder: Path, handler: Handler, **settings: Any) -> A
                 "HERMES_DATABASE_URL": _through(postgres.url, postgres.state.port, links["postgresql"].port),
                 "HERMES_NATS_URL": _through(nats.url, nats.state.port, links["nats"].port),
             }
-            replicas.append(Replica(f"r{number}", Gateway(folder, environ=environ, **given), links))
+            replicas.append(Replica(f"r{number}", Gateway(folder, environ=environ, **config), links))
         cluster = Cluster(folder, replicas, postgres, nats, model)
         stack.push_async_callback(cluster.http.close)
         for replica in replicas:

@@ -47,9 +47,9 @@ class Faults:
         chance = random.Random(self._chance.random())
         kind = chance.choices(list(self._kinds), [weight for weight, _ in self._kinds.values()])[0]
         await asyncio.sleep(chance.uniform(0, 2.0))
-        began = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         await self._kinds[kind][1](chance)
-        self.log.append(f"{number}: {kind}, {asyncio.get_running_loop().time() - began:.1f} s")
+        self.log.append(f"{number}: {kind}, {asyncio.get_running_loop().time() - started_at:.1f} s")
 
     def _replica(self, chance: random.Random) -> Replica:
         return chance.choice(self._cluster.replicas)
@@ -112,19 +112,19 @@ class Faults:
 
 async def says(cluster: Cluster, replica: Replica, engine: str, *, away: bool) -> None:
     """Wait until a replica says that it is degraded for want of an engine, and of which; or that it is there."""
-    found: Json = {}
+    payload: Json = {}
     try:
         async with asyncio.timeout(NOTICED_S):
             while True:
                 with contextlib.suppress(*CUT):
                     url = f"{replica.url}/health/ready"
                     async with asyncio.timeout(TRY_S), cluster.http.get(url) as response:
-                        found = json.loads(await response.read())
-                    check = found["readiness"]["checks"][_CHECKS[engine]]
+                        payload = json.loads(await response.read())
+                    check = payload["readiness"]["checks"][_CHECKS[engine]]
                     if (check["status"] == "degraded") == away:
                         assert not away or (response.status == 503 and _NAMES[engine] in json.dumps(check)), check
                         return
                 await asyncio.sleep(0.1)
     except TimeoutError:
         state = "away" if away else "back"
-        raise AssertionError(f"{replica.name} does not notice that {engine} is {state}: {found}") from None
+        raise AssertionError(f"{replica.name} does not notice that {engine} is {state}: {payload}") from None

@@ -71,7 +71,7 @@ class Load:
         self.responses: list[str] = []
 
     @property
-    def seen(self) -> int:
+    def frames_read(self) -> int:
         return sum(len(view.frames) for turn in self.turns for view in turn.views)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -127,8 +127,8 @@ class Load:
             await then(turn, at + 1)
 
     async def _open_session(self, turn: Turn, chance: random.Random) -> None:
-        made = await self._cluster.ask("POST", "/api/sessions", {"id": turn.session}, at=spread(chance))
-        assert made.status in (201, 409), made
+        response = await self._cluster.ask("POST", "/api/sessions", {"id": turn.session}, at=spread(chance))
+        assert response.status in (201, 409), response
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class Load:
         async with asyncio.timeout(ENDED_S):
             while True:
                 with contextlib.suppress(*CUT, TimeoutError):
-                    if (found := await self._post(turn, at)) is not None and found.status != 503:
+                    if (response := await self._post(turn, at)) is not None and response.status != 503:
                         return
                 at += 1
                 await asyncio.sleep(0.05)
@@ -162,11 +162,11 @@ class Load:
 
     async def _run_job(self, turn: Turn, at: int) -> None:
         body = {"schedule": "every 24h", "prompt": turn.plan.message, "name": turn.plan.name}
-        made = await self._cluster.ask(
+        response = await self._cluster.ask(
             "POST", "/api/jobs", body, at=at, headers={"Idempotency-Key": f"make-{turn.key}"}
         )
-        assert made.status == 201, made
-        job = json.loads(made.body)["job"]
+        assert response.status == 201, response
+        job = json.loads(response.body)["job"]
         path, headers = f"/api/jobs/{job['id']}/run", {"Idempotency-Key": turn.key}
         answer = await self._cluster.ask("POST", path, {}, at=at + 1, headers=headers)
         assert answer.status == 202, answer
@@ -188,7 +188,7 @@ class Load:
         """Read a run to its end; where the connection is lost, at the next replica from where the viewer stands."""
         missing = 0
         while not view.closed:
-            headers, left = {"Last-Event-ID": str(view.last)} if view.last else {}, b""
+            headers, buffer = {"Last-Event-ID": str(view.last)} if view.last else {}, b""
             url = f"{self._cluster.replicas[at % REPLICAS].url}/v1/runs/{view.run_id}/events"
             with contextlib.suppress(*CUT, TimeoutError):
                 async with self._cluster.http.get(url, headers=headers) as response:
@@ -199,7 +199,7 @@ class Load:
                             view.closed = True
                     elif response.status == 200:
                         async for chunk in response.content.iter_any():
-                            *blocks, left = (left + chunk).split(b"\n\n")
+                            *blocks, buffer = (buffer + chunk).split(b"\n\n")
                             for block in blocks:
                                 view.take(block)
             at += 1
@@ -211,9 +211,9 @@ class Load:
         """The run once it has one of these states, or has ended."""
         async with asyncio.timeout(ENDED_S):
             while True:
-                found = await self._cluster.ask("GET", f"/v1/runs/{turn.run_id}", at=at)
-                assert found.status == 200, found
-                record: Json = json.loads(found.body)
+                answer = await self._cluster.ask("GET", f"/v1/runs/{turn.run_id}", at=at)
+                assert answer.status == 200, answer
+                record: Json = json.loads(answer.body)
                 if record["status"] in (*wanted, *_ENDED):
                     return record
                 await asyncio.sleep(0.1)
@@ -246,16 +246,16 @@ class Load:
 
     # --- ending -----------------------------------------------------------------------------------------------------
 
-    async def ended(self) -> list[Turn]:
+    async def wait_for_end(self) -> list[Turn]:
         """Wait until everybody has seen the end of what was asked for; those turns."""
         until = asyncio.get_running_loop().time() + ENDED_S + TRY_S
         while self.tasks:
             left_s = until - asyncio.get_running_loop().time()
-            done, _ = await asyncio.wait(self.tasks, timeout=left_s, return_when=asyncio.FIRST_EXCEPTION)
-            self.tasks -= done
-            for task in done:
+            result, _ = await asyncio.wait(self.tasks, timeout=left_s, return_when=asyncio.FIRST_EXCEPTION)
+            self.tasks -= result
+            for task in result:
                 task.result()
-            assert done, "these do not come to their end"
+            assert result, "these do not come to their end"
         turns, self.turns = self.turns, []
         return turns
 

@@ -46,7 +46,7 @@ async def _rounds(cluster: Cluster) -> None:
                 for number in numbers:
                     group.create_task(faults.any(number))
             times.append(time.monotonic())
-            turns = await load.ended()
+            turns = await load.wait_for_end()
             times.append(time.monotonic())
             if checking is not None:
                 await checking

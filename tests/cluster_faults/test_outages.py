@@ -79,7 +79,7 @@ async def test_nothing_is_lost_in_outages_of_half_a_minute(home_folder: Path) ->
                     load.begin(TURNS)
                     await asyncio.sleep(OUTAGE_S)
                 load.begin(TURNS)
-                await checks.check(await load.ended())
+                await checks.check(await load.wait_for_end())
             except BaseException:
                 print(name, load.open_turns(), sep="\n")
                 load.cancel()

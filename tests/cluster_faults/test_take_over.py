@@ -22,8 +22,8 @@ pytestmark = pytest.mark.cluster
 
 def runs_of(cluster: Cluster, replica: Replica) -> list[str]:
     """The runs that a replica carries out."""
-    found = cluster.query(f"SELECT run_id FROM runs WHERE ended_at IS NULL AND holder LIKE '%:{replica.pid}:%'")
-    return found.split()
+    rows = cluster.query(f"SELECT run_id FROM runs WHERE ended_at IS NULL AND holder LIKE '%:{replica.pid}:%'")
+    return rows.split()
 
 
 async def has_ended(cluster: Cluster, run_id: str, at: int) -> None:
@@ -45,23 +45,23 @@ async def test_stalled_replica_is_replaced_and_writes_nothing(home_folder: Path,
         async with asyncio.timeout(TAKEN_OVER_S):
             while len(cluster.model.requests) < 2 * RUNS:
                 await asyncio.sleep(0.1)
-        held = [runs_of(cluster, replica) for replica in cluster.replicas]
-        stalled = max(range(len(held)), key=lambda at: len(held[at]))
-        assert held[stalled], held
+        runs = [runs_of(cluster, replica) for replica in cluster.replicas]
+        stalled = max(range(len(runs)), key=lambda at: len(runs[at]))
+        assert runs[stalled], runs
         # Those of the others wait for ever: their model does not answer again.
         cluster.replicas[stalled].stall()
-        began = time.monotonic()
+        started_at = time.monotonic()
         async with asyncio.timeout(TAKEN_OVER_S):
-            for run_id in held[stalled]:
+            for run_id in runs[stalled]:
                 await has_ended(cluster, run_id, stalled + 1)
-        await asyncio.sleep(max(0.0, began + stalled_s - time.monotonic()))
-        logs = [await checks.log(run_id, stalled + 1) for run_id in held[stalled]]
+        await asyncio.sleep(max(0.0, started_at + stalled_s - time.monotonic()))
+        logs = [await checks.log(run_id, stalled + 1) for run_id in runs[stalled]]
         cluster.replicas[stalled].go_on()
-        assert logs == [await checks.log(run_id, stalled) for run_id in held[stalled]]
+        assert logs == [await checks.log(run_id, stalled) for run_id in runs[stalled]]
         for at, replica in enumerate(cluster.replicas):
-            if at != stalled and held[at]:
+            if at != stalled and runs[at]:
                 await replica.kill()
                 await replica.start()
-        await checks.check(await load.ended())
+        await checks.check(await load.wait_for_end())
         await checks.check_all_again()
         assert checks.ends == {"run.completed": RUNS}

@@ -23,10 +23,10 @@ def item(text: str, kind: str = "function") -> Json:
     return {"type": "mcp_call", "output": None, "error": {"type": "x", "content": [{"type": "text", "text": text}]}}
 
 
-def output(one: Json) -> str:
-    if one["type"] == "function_call_output":
-        return str(one["output"][0]["text"])
-    return str(one["output"] if one["error"] is None else one["error"]["content"][0]["text"])
+def output(item_data: Json) -> str:
+    if item_data["type"] == "function_call_output":
+        return str(item_data["output"][0]["text"])
+    return str(item_data["output"] if item_data["error"] is None else item_data["error"]["content"][0]["text"])
 
 
 @pytest.mark.parametrize("kind", ["function", "mcp", "error"])
@@ -39,13 +39,13 @@ def test_longest_outputs_are_shortened_first(kind: str) -> None:
     ]
     short = shorten_outputs(items, 1000)
     assert [len(output(one)) for one in (short[0], short[1], short[3])] == [10, 371, 371]
-    assert ["truncated" in one for one in short] == [False, True, False, True]
+    assert ["truncated" in item for item in short] == [False, True, False, True]
     assert short[2] == items[2]
     assert output(items[1]) == "b" * 1000, "what was given stays"
 
 
 def test_outputs_are_shortened_at_most_to_nothing() -> None:
-    assert [output(one) for one in shorten_outputs([item("abc"), item("é")], 10_000)] == ["", ""]
+    assert [output(item) for item in shorten_outputs([item("abc"), item("é")], 10_000)] == ["", ""]
     assert shorten_outputs([{"type": "message"}], 10_000) == [{"type": "message"}]
 
 
@@ -59,6 +59,6 @@ def test_shortening_saves_requested_bytes_property(texts: list[tuple[str, str]],
     for before, after in zip(items, short, strict=True):
         assert output(before).startswith(output(after))
         assert after.get("truncated", False) == (output(before) != output(after))
-    size, left = (len(spaced_json(one).encode()) for one in (items, short))
+    size, short_size = (len(spaced_json(item).encode()) for item in (items, short))
     least = sum(len(msgspec.json.encode(text)) for text, _ in texts) - 40 * len(texts)
-    assert size - left >= min(excess, least)
+    assert size - short_size >= min(excess, least)

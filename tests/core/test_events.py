@@ -30,7 +30,7 @@ def ask(name: str = "a") -> tuple[str, dict[str, Any]]:
     return "approval.requested", {"approval_id": name}
 
 
-def told(name: str = "a") -> tuple[str, dict[str, Any]]:
+def resolved_event(name: str = "a") -> tuple[str, dict[str, Any]]:
     return "approval.resolved", {"approval_id": name}
 
 
@@ -48,9 +48,9 @@ FOLDS: list[tuple[list[Any], Status]] = [
     (["run.started", "model.started", "text.delta"], "running"),
     (["run.started", ask()], "waiting_for_approval"),
     (["run.started", ask(), "tool.output"], "waiting_for_approval"),
-    (["run.started", ask(), told()], "running"),
-    (["run.started", ask("a"), ask("b"), told("a")], "waiting_for_approval"),
-    (["run.started", told("unknown")], "running"),
+    (["run.started", ask(), resolved_event()], "running"),
+    (["run.started", ask("a"), ask("b"), resolved_event("a")], "waiting_for_approval"),
+    (["run.started", resolved_event("unknown")], "running"),
     (["run.started", QUESTION], "waiting_for_input"),
     (["run.started", QUESTION, ANSWER], "running"),
     (["run.started", QUESTION, ask()], "waiting_for_approval"),
@@ -58,7 +58,7 @@ FOLDS: list[tuple[list[Any], Status]] = [
     (["run.started", STOP], "stopping"),
     (["run.started", CANCEL, "model.started"], "stopping"),
     (["run.started", ask(), STOP], "stopping"),
-    (["run.started", STOP, told(), "run.cancelled"], "cancelled"),
+    (["run.started", STOP, resolved_event(), "run.cancelled"], "cancelled"),
     (["run.started", "run.completed"], "completed"),
     (["run.started", STOP, "run.completed"], "completed"),
     (["run.started", "run.failed"], "failed"),
@@ -156,7 +156,7 @@ def test_packed_cuts_are_small() -> None:
 # ---- replay
 
 
-def written(type_: str, fixed: dict[str, Any], pieces: list[str], seqs: list[int]) -> tuple[list[Event], str]:
+def text_events(type_: str, fixed: dict[str, Any], pieces: list[str], seqs: list[int]) -> tuple[list[Event], str]:
     """The deltas of a text as they were delivered, and their cuts."""
     out, cuts, offset = [], Cuts(), 0
     for seq, piece in zip(seqs, pieces, strict=True):
@@ -173,7 +173,7 @@ _pieces = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=8)
 @settings(deadline=None)
 def test_replayed_deltas_equal_delivered_ones(pieces: list[str], data: st.DataObject) -> None:
     seqs = sorted(data.draw(st.sets(st.integers(1, 5000), min_size=len(pieces), max_size=len(pieces))))
-    original, packed = written("text.delta", {"message_id": "m"}, pieces, seqs)
+    original, packed = text_events("text.delta", {"message_id": "m"}, pieces, seqs)
     text = "".join(pieces)
     for after in (0, *seqs):
         again = list(deltas("run_1", 1, "text.delta", {"message_id": "m"}, text, packed, after))
@@ -184,9 +184,9 @@ def test_replayed_deltas_equal_delivered_ones(pieces: list[str], data: st.DataOb
 @settings(deadline=None)
 def test_completed_message_is_replayed_from_row(thoughts: list[str], texts: list[str]) -> None:
     count, fixed = len(thoughts), {"message_id": "m", "form": "summary"}
-    thought, thought_cuts = written("reasoning.delta", fixed, thoughts, list(range(3, 3 + count)))
+    thought, thought_cuts = text_events("reasoning.delta", fixed, thoughts, list(range(3, 3 + count)))
     first = 3 + count
-    said, cuts = written("text.delta", {"message_id": "m"}, texts, list(range(first, first + len(texts))))
+    deltas, cuts = text_events("text.delta", {"message_id": "m"}, texts, list(range(first, first + len(texts))))
     end = first + len(texts)
     ending = {"message_id": "m", "form": "summary", "cuts": thought_cuts}
     durable = [
@@ -197,18 +197,18 @@ def test_completed_message_is_replayed_from_row(thoughts: list[str], texts: list
         Event("run_1", "run.completed", 0, {"message_id": "m"}, end + 2),
     ]
     row = Row("s", "assistant", "".join(texts), reasoning="".join(thoughts), id=9)
-    whole = sorted([*durable, *thought, *said], key=lambda event: event.seq)
+    whole = sorted([*durable, *thought, *deltas], key=lambda event: event.seq)
     for after in range(end + 3):
         again = list(replay("run_1", durable, {9: row}.get, [], after))
         assert again == [event for event in whole if event.seq > after]
 
 
 def test_open_streams_are_replayed_from_partials() -> None:
-    text, text_cuts = written("text.delta", {"message_id": "m"}, ["Hel", "lo"], [4, 6])
+    text, text_cuts = text_events("text.delta", {"message_id": "m"}, ["Hel", "lo"], [4, 6])
     hidden = {"message_id": "m", "form": "raw"}
-    thought, thought_cuts = written("reasoning.delta", hidden, ["hm"], [3])
+    thought, thought_cuts = text_events("reasoning.delta", hidden, ["hm"], [3])
     shown = {"call_id": "c", "stream": "stdout"}
-    output, output_cuts = written("tool.output", shown, ["a", "b"], [5, 7])
+    output, output_cuts = text_events("tool.output", shown, ["a", "b"], [5, 7])
     partials = [
         Partial("m", "text", 1, "Hello", text_cuts, 6),
         Partial("m:reasoning", "reasoning", 1, "hm", thought_cuts, 3, "raw"),
@@ -221,6 +221,6 @@ def test_open_streams_are_replayed_from_partials() -> None:
 
 
 def test_message_without_deltas_or_row_is_replayed_as_event() -> None:
-    done = Event("run_1", "message.completed", 1, {"message_id": "m", "row": 9, "cuts": ""}, 3)
-    assert list(replay("run_1", [done], lambda _: None, [], 0)) == [done]
-    assert list(replay("run_1", [done], {9: Row("s", "assistant", "", id=9)}.get, [], 0)) == [done]
+    event = Event("run_1", "message.completed", 1, {"message_id": "m", "row": 9, "cuts": ""}, 3)
+    assert list(replay("run_1", [event], lambda _: None, [], 0)) == [event]
+    assert list(replay("run_1", [event], {9: Row("s", "assistant", "", id=9)}.get, [], 0)) == [event]

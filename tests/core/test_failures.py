@@ -308,7 +308,7 @@ REFUSALS: list[tuple[Kind, int, Any]] = [
 ]  # fmt: skip
 
 
-def refused(status: int, body: Any, **headers: str) -> FailureFacts:
+def refusal_facts_of(status: int, body: Any, **headers: str) -> FailureFacts:
     data = body if isinstance(body, str) else json.dumps(body)
     return refusal_facts(status, headers, data.encode())
 
@@ -317,7 +317,7 @@ def refused(status: int, body: Any, **headers: str) -> FailureFacts:
     ("kind", "status", "body"), REFUSALS, ids=[f"{k}-{s}-{i}" for i, (k, s, _) in enumerate(REFUSALS)]
 )
 def test_classify_by_status_and_text(kind: Kind, status: int, body: Any) -> None:
-    assert classify(refused(status, body)) == kind
+    assert classify(refusal_facts_of(status, body)) == kind
 
 
 OPTIONS_NAMED = [
@@ -335,8 +335,8 @@ OPTIONS_NAMED = [
 
 @pytest.mark.parametrize(("body", "option"), OPTIONS_NAMED)
 def test_rejected_option_is_extracted(body: Any, option: str | None) -> None:
-    assert rejected_option(refused(400, body)) == option
-    assert rejected_option(refused(500, body)) is None
+    assert rejected_option(refusal_facts_of(400, body)) == option
+    assert rejected_option(refusal_facts_of(500, body)) is None
 
 
 # --- classify: what the transport says -------------------------------------------------------------------------------
@@ -493,9 +493,9 @@ def walk(kind: Kind, *, keys: int = 1, routes: int = 2, possible: frozenset[Acti
     tried: Counter[Action] = Counter()
     actions: list[str] = []
     while True:
-        left: set[Action] = {"rotate"} if tried["rotate"] < keys else set()
-        left |= {"fallback"} if tried["fallback"] < routes else set()
-        decision = decide(kind, CallState(tried=dict(tried), possible=possible | left, **fields))
+        remaining: set[Action] = {"rotate"} if tried["rotate"] < keys else set()
+        remaining |= {"fallback"} if tried["fallback"] < routes else set()
+        decision = decide(kind, CallState(tried=dict(tried), possible=possible | remaining, **fields))
         actions.append(decision.action)
         if decision.action in ENDS:
             return actions
@@ -638,7 +638,7 @@ def test_recovery_stops_at_deadline(kind: Kind, delivered: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "left", "expected"),
+    ("kind", "remaining", "expected"),
     [
         ("connect", 1.0, "reconnect*2 fallback*2 give_up"),
         ("connect", 3.0, "reconnect*2 retry fallback*2 give_up"),
@@ -649,9 +649,9 @@ def test_recovery_stops_at_deadline(kind: Kind, delivered: int) -> None:
         ("auth", 0.01, "rotate fallback*2 give_up"),
     ],
 )
-def test_retry_wait_past_deadline_is_not_started(kind: Kind, left: float, expected: str) -> None:
+def test_retry_wait_past_deadline_is_not_started(kind: Kind, remaining: float, expected: str) -> None:
     delivered = 3 if kind == "stream_lost_text" else 0
-    assert walk(kind, time_left_s=left, delivered=delivered) == row(expected)
+    assert walk(kind, time_left_s=remaining, delivered=delivered) == row(expected)
 
 
 def test_retry_after_past_deadline_is_not_waited_for() -> None:
@@ -696,8 +696,8 @@ def test_decision_note_names_skipped_actions() -> None:
 # --- explain ---------------------------------------------------------------------------------------------------------
 
 
-def told(kind: Kind, words: str = "", *, has_text: bool = False, own_limit: bool = False) -> Any:
-    return explain(kind, status=400, provider="p", message=words, has_text=has_text, own_limit=own_limit)
+def explained(kind: Kind, message: str = "", *, has_text: bool = False, own_limit: bool = False) -> Any:
+    return explain(kind, status=400, provider="p", message=message, has_text=has_text, own_limit=own_limit)
 
 
 CODES: dict[Kind, str] = {
@@ -749,50 +749,50 @@ CUT: dict[Kind, tuple[str, str]] = {
 @pytest.mark.parametrize(("kind", "code"), CODES.items())
 @pytest.mark.parametrize("has_text", [False, True])
 def test_error_code_of_kind(kind: Kind, code: str, has_text: bool) -> None:
-    failure = told(kind, has_text=has_text)
+    failure = explained(kind, has_text=has_text)
     assert (failure.kind, failure.code, failure.partial_only) == (kind, code, False)
 
 
 @pytest.mark.parametrize(("kind", "codes"), CUT.items())
 def test_error_code_of_truncation(kind: Kind, codes: tuple[str, str]) -> None:
-    assert (told(kind, has_text=True).code, told(kind).code) == codes
-    assert told(kind, has_text=True).partial_only
+    assert (explained(kind, has_text=True).code, explained(kind).code) == codes
+    assert explained(kind, has_text=True).partial_only
 
 
 def test_truncation_by_own_limit_without_text_is_output_truncated() -> None:
-    assert told("truncated_text", own_limit=True).code == "output_truncated"
+    assert explained("truncated_text", own_limit=True).code == "output_truncated"
 
 
 def test_every_kind_has_code_and_sentence() -> None:
     assert set(CODES) | set(CUT) | {"stream_unsupported"} == set(get_args(Kind))
-    assert told("stream_unsupported").code in ("provider_unavailable", "provider_rejected_request")
+    assert explained("stream_unsupported").code in ("provider_unavailable", "provider_rejected_request")
     for kind in get_args(Kind):
-        assert KINDS[kind].sentence.endswith(".") and told(kind).message == KINDS[kind].sentence
+        assert KINDS[kind].sentence.endswith(".") and explained(kind).message == KINDS[kind].sentence
 
 
 @pytest.mark.parametrize("kind", ["truncated_text", "truncated_tool"])
 def test_truncation_sentences_say_truncated(kind: Kind) -> None:
-    assert "truncated" in told(kind).message
+    assert "truncated" in explained(kind).message
 
 
 def test_missing_local_model_error_suggests_setup() -> None:
-    assert "hermes setup" in told("local_unavailable").message
+    assert "hermes setup" in explained("local_unavailable").message
 
 
 def test_error_message_puts_own_sentence_before_provider_text() -> None:
-    assert told("overloaded", "Try later.").message == f"{KINDS['overloaded'].sentence} Try later."
+    assert explained("overloaded", "Try later.").message == f"{KINDS['overloaded'].sentence} Try later."
 
 
 @given(st.text(max_size=700) | st.text(alphabet="a\x00\x1b\x7f\x85\n\t ", max_size=700))
-def test_provider_text_in_error_is_short_and_printable(words: str) -> None:
-    message = told("unknown", words).message
+def test_provider_text_in_error_is_short_and_printable(text: str) -> None:
+    message = explained("unknown", text).message
     assert message.startswith(KINDS["unknown"].sentence)
     assert len(message) <= len(KINDS["unknown"].sentence) + 1 + 500
     assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in message)
 
 
 def test_short_provider_text_is_not_truncated() -> None:
-    assert told("unknown", "x" * 500).message.endswith(" " + "x" * 500)
+    assert explained("unknown", "x" * 500).message.endswith(" " + "x" * 500)
 
 
 # --- rejected options ------------------------------------------------------------------------------------------------
@@ -822,14 +822,14 @@ OPTION_REJECTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "option"), OPTION_REJECTIONS)
-def test_rejected_option_is_told_from_mentioned_ones(words: str, option: str | None) -> None:
-    facts = FailureFacts("headers", status=400, message=words)
+@pytest.mark.parametrize(("message", "option"), OPTION_REJECTIONS)
+def test_rejected_option_is_distinguished_from_mentioned_ones(message: str, option: str | None) -> None:
+    facts = FailureFacts("headers", status=400, message=message)
     assert rejected_option(facts) == option
     assert (classify(facts) == "option_rejected") == (option is not None)
 
 
 def test_rejected_option_from_param_field_wins() -> None:
-    words = "Unsupported parameter: use 'max_completion_tokens' instead of what you sent."
-    facts = FailureFacts("headers", status=400, code="unsupported_parameter", param="user", message=words)
+    text = "Unsupported parameter: use 'max_completion_tokens' instead of what you sent."
+    facts = FailureFacts("headers", status=400, code="unsupported_parameter", param="user", message=text)
     assert rejected_option(facts) == "user"

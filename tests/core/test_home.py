@@ -87,8 +87,8 @@ def test_profile_selection_precedence(
         environ["HERMES_PROFILE"] = variable
     if sticky:
         (root / "active_profile").write_text(f"{sticky}\n")
-    found = homes.resolve(flag, environ)
-    assert (found.profile, found.path) == (chosen, root if chosen == "default" else root / "profiles" / chosen)
+    resolved = homes.resolve(flag, environ)
+    assert (resolved.profile, resolved.path) == (chosen, root if chosen == "default" else root / "profiles" / chosen)
 
 
 def test_profile_knows_its_root(root: Path) -> None:
@@ -176,12 +176,12 @@ def test_private_opener_keeps_existing_content(tmp_path: Path) -> None:
 
 
 def test_content_is_never_in_a_readable_file(home: Home, monkeypatch: pytest.MonkeyPatch, umask: int) -> None:
-    seen: list[int] = []
+    modes: list[int] = []
     sync = os.fsync
 
     def watched(fd: int) -> None:
         if stat.S_ISREG(os.fstat(fd).st_mode):
-            seen.append(stat.S_IMODE(os.fstat(fd).st_mode))
+            modes.append(stat.S_IMODE(os.fstat(fd).st_mode))
         sync(fd)
 
     change = os.chmod
@@ -193,7 +193,7 @@ def test_content_is_never_in_a_readable_file(home: Home, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "fsync", watched)
     monkeypatch.setattr(os, "chmod", folders_only)
     homes.write_private(home.env_file, "A=1\n")
-    assert seen == [0o600]
+    assert modes == [0o600]
 
 
 def test_replaced_file_becomes_private(home: Home) -> None:
@@ -228,20 +228,20 @@ def test_failed_write_keeps_old_file_and_no_draft(home: Home, monkeypatch: pytes
 def test_write_private_is_atomic_for_readers(home: Home) -> None:
     texts = [letter * 100_000 for letter in "ab"]
     homes.write_private(home.config_file, texts[0])
-    done = threading.Event()
+    finished = threading.Event()
 
     def write() -> None:
         for i in range(60):
             homes.write_private(home.config_file, texts[i % 2])
-        done.set()
+        finished.set()
 
     writer = threading.Thread(target=write)
     writer.start()
-    seen = {home.config_file.read_text()}
-    while not done.is_set():
-        seen.add(home.config_file.read_text())
+    observed = {home.config_file.read_text()}
+    while not finished.is_set():
+        observed.add(home.config_file.read_text())
     writer.join()
-    assert seen <= set(texts)
+    assert observed <= set(texts)
 
 
 def test_folder_lock_is_exclusive(home: Home) -> None:
@@ -299,7 +299,7 @@ def test_tighten_of_missing_home_creates_nothing(home: Home) -> None:
 # ---- profiles
 
 
-def filled(home: Home) -> Home:
+def fill_home(home: Home) -> Home:
     homes.write_private(home.config_file, "agent:\n  max_turns: 7\nmodel:\n  api_key: sk-inline-secret\n")
     homes.write_private(home.env_file, "API_SERVER_KEY=sk-env-secret\n")
     homes.write_private(home.memories / "MEMORY.md", "likes tea")
@@ -314,48 +314,51 @@ def everything(folder: Path) -> str:
 
 
 def test_new_profile_is_empty_private_folder(home: Home, umask: int) -> None:
-    made = profiles.create_profile(home, "work")
-    assert (mode(made.path), list(made.path.iterdir())) == (0o700, [])
+    profile = profiles.create_profile(home, "work")
+    assert (mode(profile.path), list(profile.path.iterdir())) == (0o700, [])
 
 
 def test_cloned_profile_has_settings_memory_and_skills(home: Home) -> None:
-    made = profiles.create_profile(filled(home), "work", clone=True)
-    assert made.config_file.read_text().startswith("agent:\n  max_turns: 7\n")
-    assert (made.memories / "MEMORY.md").read_text() == "likes tea"
-    assert mode(made.skills / "x" / "y" / "run.sh") == 0o700
+    profile = profiles.create_profile(fill_home(home), "work", clone=True)
+    assert profile.config_file.read_text().startswith("agent:\n  max_turns: 7\n")
+    assert (profile.memories / "MEMORY.md").read_text() == "likes tea"
+    assert mode(profile.skills / "x" / "y" / "run.sh") == 0o700
 
 
 def test_cloned_profile_has_no_sessions_or_secrets(home: Home) -> None:
-    made = profiles.create_profile(filled(home), "work", clone=True)
-    assert not made.state_db.exists()
-    assert not made.env_file.exists()
-    assert "secret" not in everything(made.path)
+    profile = profiles.create_profile(fill_home(home), "work", clone=True)
+    assert not profile.state_db.exists()
+    assert not profile.env_file.exists()
+    assert "secret" not in everything(profile.path)
 
 
 def test_cloned_profile_with_secrets(home: Home) -> None:
-    made = profiles.create_profile(filled(home), "work", clone=True, with_secrets=True)
-    assert made.env_file.read_text() == "API_SERVER_KEY=sk-env-secret\n"
-    assert "sk-inline-secret" in made.config_file.read_text()
+    profile = profiles.create_profile(fill_home(home), "work", clone=True, with_secrets=True)
+    assert profile.env_file.read_text() == "API_SERVER_KEY=sk-env-secret\n"
+    assert "sk-inline-secret" in profile.config_file.read_text()
 
 
 def test_cloned_profile_is_private_under_any_umask(home: Home, umask: int) -> None:
-    made = profiles.create_profile(filled(home), "work", clone=True, with_secrets=True)
-    assert {mode(p) & 0o077 for p in [made.path, *made.path.rglob("*")]} == {0}
+    profile = profiles.create_profile(fill_home(home), "work", clone=True, with_secrets=True)
+    assert {mode(p) & 0o077 for p in [profile.path, *profile.path.rglob("*")]} == {0}
 
 
 def test_cloned_profile_copies_linked_files(home: Home, tmp_path: Path) -> None:
     (tmp_path / "shared.md").write_text("shared")
     homes.make_private_folder(home.memories)
     (home.memories / "USER.md").symlink_to(tmp_path / "shared.md")
-    made = profiles.create_profile(home, "work", clone=True)
-    assert ((made.memories / "USER.md").is_symlink(), (made.memories / "USER.md").read_text()) == (False, "shared")
+    profile = profiles.create_profile(home, "work", clone=True)
+    assert ((profile.memories / "USER.md").is_symlink(), (profile.memories / "USER.md").read_text()) == (
+        False,
+        "shared",
+    )
 
 
 def test_clone_tolerates_link_cycle_in_skills(home: Home) -> None:
     homes.write_private(home.skills / "a" / "SKILL.md", "how")
     (home.skills / "a" / "loop").symlink_to(home.skills)
-    made = profiles.create_profile(home, "work", clone=True)
-    assert (made.skills / "a" / "loop").is_symlink()
+    profile = profiles.create_profile(home, "work", clone=True)
+    assert (profile.skills / "a" / "loop").is_symlink()
 
 
 def test_clone_of_broken_settings_leaves_nothing(home: Home) -> None:
@@ -441,7 +444,7 @@ def test_profile_rename_to_taken_name_is_rejected(home: Home) -> None:
 
 
 def test_profile_delete_removes_home_and_sticky_choice(home: Home) -> None:
-    homes.use_profile(profiles.create_profile(filled(home), "work", clone=True), "work")
+    homes.use_profile(profiles.create_profile(fill_home(home), "work", clone=True), "work")
     profiles.delete_profile(home, "work")
     assert list((home.path / "profiles").iterdir()) == []
     assert homes.sticky_profile(home.path) == "default"

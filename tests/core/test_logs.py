@@ -19,6 +19,6 @@ def test_log_rotation_by_another_process_is_noticed(tmp_path: Path) -> None:
     for writer in writers:
         writer.close()
     files = list(tmp_path.iterdir())
-    said = [line for file in files for line in file.read_text().splitlines()]
-    assert sorted(said) == sorted(f"line {number}" for number in range(LINES))
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    assert sorted(lines) == sorted(f"line {number}" for number in range(LINES))
     assert all(file.stat().st_size <= 1_000 for file in files)

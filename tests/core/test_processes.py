@@ -1,4 +1,4 @@
-"""Who a process is: alive, ended, or another one under the same pid; and what can be told of a holder by its text."""
+"""Process identity: alive, ended, or another process with the same pid; and parsing of holder names."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_brackets_in_process_name_do_not_break_start() -> None:
     assert ours is not None and theirs is not None and theirs >= ours and alive
 
 
-def test_this_process_name_is_stable_and_not_gone() -> None:
+def test_own_process_name_is_stable_and_alive() -> None:
     name = this_process()
     assert name == this_process()
     assert name.startswith(f"{HOST}:{os.getpid()}:")

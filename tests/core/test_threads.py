@@ -21,14 +21,14 @@ Pool = Callable[[int], Threads]
 @pytest.fixture
 async def pool() -> AsyncIterator[Pool]:
     """Makes pools and closes them."""
-    made: list[Threads] = []
+    pools: list[Threads] = []
 
     def make(threads_max: int) -> Threads:
-        made.append(Threads(threads_max))
-        return made[-1]
+        pools.append(Threads(threads_max))
+        return pools[-1]
 
     yield make
-    for threads in made:
+    for threads in pools:
         threads.close()
 
 
@@ -116,15 +116,15 @@ async def test_concurrent_calls_get_a_thread_each(pool: Pool) -> None:
 
 
 async def test_abandoned_thread_is_replaced_and_late_result_dropped(pool: Pool) -> None:
-    threads, gate, began = pool(1), threading.Event(), threading.Event()
+    threads, gate, started = pool(1), threading.Event(), threading.Event()
 
     def stubborn() -> str:
-        began.set()
+        started.set()
         gate.wait(5)
         return "late"
 
     job = threads.submit(stubborn)
-    await until(began.is_set)
+    await until(started.is_set)
     job.future.cancel()
     job.abandon()
     async with asyncio.timeout(2):
@@ -136,14 +136,14 @@ async def test_abandoned_thread_is_replaced_and_late_result_dropped(pool: Pool) 
 
 
 async def test_returning_abandoned_thread_does_not_grow_pool(pool: Pool) -> None:
-    threads, gate, began = pool(1), threading.Event(), threading.Event()
+    threads, gate, started = pool(1), threading.Event(), threading.Event()
 
     def stubborn() -> None:
-        began.set()
+        started.set()
         gate.wait(5)
 
     job = threads.submit(stubborn)
-    await until(began.is_set)
+    await until(started.is_set)
     job.abandon()
     await threads.call(lambda: None)
     gate.set()
@@ -155,9 +155,9 @@ async def test_returning_abandoned_thread_does_not_grow_pool(pool: Pool) -> None
 
 
 async def test_cancelled_queued_call_never_runs(pool: Pool) -> None:
-    threads, gate, made = pool(1), threading.Event(), list[str]()
+    threads, gate, results = pool(1), threading.Event(), list[str]()
     busy = asyncio.ensure_future(threads.call(lambda: gate.wait(5)))
-    waiting = asyncio.ensure_future(threads.call(lambda: made.append("an effect")))
+    waiting = asyncio.ensure_future(threads.call(lambda: results.append("an effect")))
     await asyncio.sleep(0)
     waiting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -165,7 +165,7 @@ async def test_cancelled_queued_call_never_runs(pool: Pool) -> None:
     gate.set()
     await busy
     await threads.call(lambda: None)
-    assert made == []
+    assert results == []
 
 
 async def test_close_ends_threads(pool: Pool) -> None:

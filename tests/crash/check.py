@@ -1,4 +1,4 @@
-"""What must hold after a kill: all that was told is there, and nothing is there by half."""
+"""Invariants after a kill: everything reported is stored, and nothing is stored partially."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANNOUNCED = ("row", "user_row", "partial_row")
 
 @dataclass
 class Ledger:
-    """What the writers told so far."""
+    """What the writers have reported so far."""
 
     rows: dict[int, tuple[str, str]] = field(default_factory=dict)
     runs: set[str] = field(default_factory=set)
@@ -34,8 +34,8 @@ class Ledger:
     controls: set[tuple[str, str]] = field(default_factory=set)
     branches: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
-    gone: set[str] = field(default_factory=set)
-    gone_runs: set[str] = field(default_factory=set)
+    deleted_sessions: set[str] = field(default_factory=set)
+    deleted_runs: set[str] = field(default_factory=set)
     brief: dict[str, str] = field(default_factory=dict)
     summaries: set[tuple[str, str]] = field(default_factory=set)
     tokens: dict[str, int] = field(default_factory=dict)
@@ -76,9 +76,9 @@ class Ledger:
         self.brief[line["session"]] = line["run"]
 
     def _delete(self, line: Json) -> None:
-        self.gone.add(line["session"])
+        self.deleted_sessions.add(line["session"])
         if line["session"] in self.brief:
-            self.gone_runs.add(self.brief[line["session"]])
+            self.deleted_runs.add(self.brief[line["session"]])
 
     def _compact(self, line: Json) -> None:
         self.summaries.add((line["session"], line["text"]))
@@ -125,18 +125,18 @@ def is_sound(db: sqlite3.Connection) -> None:
     db.execute("INSERT INTO messages_fts(messages_fts, rank) VALUES ('integrity-check', 1)")
 
 
-def stored(db: sqlite3.Connection, ids: Iterable[int]) -> dict[int, tuple[str, str]]:
+def stored_rows(db: sqlite3.Connection, ids: Iterable[int]) -> dict[int, tuple[str, str]]:
     """Session and digest of these rows, as far as they are there."""
     wanted = json.dumps(list(ids))
-    found = db.execute(
+    rows = db.execute(
         "SELECT id, session_id, content FROM messages WHERE id IN (SELECT value FROM json_each(?))", (wanted,)
     )
-    return {row: (session, digest(content)) for row, session, content in found}
+    return {row: (session, digest(content)) for row, session, content in rows}
 
 
 def messages_are_there(db: sqlite3.Connection, ledger: Ledger) -> None:
-    found = stored(db, ledger.rows)
-    lost = {row: told for row, told in ledger.rows.items() if found.get(row) != told}
+    rows = stored_rows(db, ledger.rows)
+    lost = {row: stored for row, stored in ledger.rows.items() if rows.get(row) != stored}
     assert lost == {}, "rows that were told are not there, or are others"
     counted = db.execute(
         "SELECT sessions.id, message_count, total(NOT messages.model_only AND (messages.active OR messages.compacted))"
@@ -165,22 +165,22 @@ def logs_and_rows_agree(db: sqlite3.Connection, ledger: Ledger) -> None:
     assert runs == folded, "a status is not the fold of its log"
 
     numbers = {(event.run_id, event.seq): event for log in events.values() for event in log}
-    for key, told in ledger.events.items():
-        assert key in numbers, f"an event that was told is not there: {told}"
+    for key, recorded in ledger.events.items():
+        assert key in numbers, f"an event that was told is not there: {recorded}"
         data = numbers[key].data
-        assert numbers[key].type == told["type"]
-        assert told["row"] in (None, data.get("row"), data.get("user_row"))
-    texts = {told["row"]: told["text"] for told in ledger.events.values() if told["row"] is not None}
-    assert {row: text for row, (_, text) in stored(db, texts).items()} == texts
+        assert numbers[key].type == recorded["type"]
+        assert recorded["row"] in (None, data.get("row"), data.get("user_row"))
+    texts = {event["row"]: event["text"] for event in ledger.events.values() if event["row"] is not None}
+    assert {row: text for row, (_, text) in stored_rows(db, texts).items()} == texts
 
     partials = {
         (run, stream): (seq, text)
         for run, stream, seq, text in db.execute("SELECT run_id, stream_id, last_seq, text FROM run_partials")
     }
     assert not set(partials) & completed, "text is open and complete at once"
-    for key, told in ledger.partials.items():
+    for key, recorded in ledger.partials.items():
         if key not in completed:
-            assert partials.get(key) == (told["seq"], told["text"]), "open text that was told is not there"
+            assert partials.get(key) == (recorded["seq"], recorded["text"]), "open text that was told is not there"
     controls = set(db.execute("SELECT run_id, control_id FROM run_controls"))
     assert ledger.controls <= controls
 
@@ -195,16 +195,16 @@ def branches_are_whole(db: sqlite3.Connection, ledger: Ledger) -> None:
     assert set(counts.values()) <= {TRUNK_ROWS}, "a fork has a part of its rows"
     assert ledger.branches - ledger.leaving <= set(counts), "a fork that was told is not there"
     sessions = {row[0] for row in db.execute("SELECT id FROM sessions")}
-    assert not ledger.gone & sessions, "what was deleted is there again"
+    assert not ledger.deleted_sessions & sessions, "what was deleted is there again"
     for table, column in (("messages", "session_id"), ("runs", "session_id")):
-        left = {row[0] for row in db.execute(f"SELECT DISTINCT {column} FROM {table}")}
-        assert not ledger.gone & left, f"what was deleted has left something in {table}"
+        remaining = {row[0] for row in db.execute(f"SELECT DISTINCT {column} FROM {table}")}
+        assert not ledger.deleted_sessions & remaining, f"what was deleted has left something in {table}"
     logs = {row[0] for row in db.execute("SELECT DISTINCT run_id FROM run_events")}
-    assert not ledger.gone_runs & logs
+    assert not ledger.deleted_runs & logs
 
 
 def compactions_are_whole(db: sqlite3.Connection, ledger: Ledger) -> None:
-    found: set[tuple[str, str]] = set()
+    pairs: set[tuple[str, str]] = set()
     sessions: dict[str, list[Any]] = defaultdict(list)
     for session, *row in db.execute(
         "SELECT session_id, id, content, active, compacted, model_only FROM messages"
@@ -213,31 +213,31 @@ def compactions_are_whole(db: sqlite3.Connection, ledger: Ledger) -> None:
         sessions[session].append(row)
     for session, rows in sessions.items():
         summaries = {row[0]: row[1] for row in rows if row[1].startswith("summary ")}
-        found |= {(session, digest(text)) for text in summaries.values()}
+        pairs |= {(session, digest(text)) for text in summaries.values()}
         last = max(summaries, default=0)
         begins = [summaries[last], "Yes."] if summaries else []
         later = [row[1] for row in rows if not row[4] and row[0] > last]
         assert [row[1] for row in rows if row[2]] == [*begins, *later], "a compaction has a part of its rows"
-        said = [row for row in rows if not row[4]]
-        assert all(row[2:4] == [int(row[0] > last), int(row[0] < last)] for row in said), (
+        texts = [row for row in rows if not row[4]]
+        assert all(row[2:4] == [int(row[0] > last), int(row[0] < last)] for row in texts), (
             "a row is gone, or twice there"
         )
-    assert ledger.summaries <= found
+    assert ledger.summaries <= pairs
 
 
 def claims_are_there(db: sqlite3.Connection, ledger: Ledger) -> None:
-    kept = dict(db.execute("SELECT key, body FROM idempotency"))
-    for key, answered in ledger.claims.items():
-        assert key in kept
-        assert kept[key] in ((key.encode(),) if answered else (None, b"", key.encode()))
+    bodies = dict(db.execute("SELECT key, body FROM idempotency"))
+    for key, is_answered in ledger.claims.items():
+        assert key in bodies
+        assert bodies[key] in ((key.encode(),) if is_answered else (None, b"", key.encode()))
 
 
 def replay_is_in_order(store: Any, ledger: Ledger, run_id: str) -> None:
     """The log as a reader gets it: in order, whole, and the texts rebuilt from their deltas."""
     events = store.runs.read(run_id, 0, 1000)
     assert all(a.seq < b.seq for a, b in pairwise(events))
-    seen = {event.seq for event in events}
-    assert {seq for run, seq in ledger.events if run == run_id} <= seen
+    seqs = {event.seq for event in events}
+    assert {seq for run, seq in ledger.events if run == run_id} <= seqs
     texts: dict[str, str] = defaultdict(str)
     for event in events:
         if event.type == "text.delta":
@@ -245,9 +245,9 @@ def replay_is_in_order(store: Any, ledger: Ledger, run_id: str) -> None:
             texts[event.data["message_id"]] += event.data["text"]
         if event.type == "message.completed":
             assert event.data["text_length"] == len(texts[event.data["message_id"]])
-    for (run, stream), told in ledger.partials.items():
+    for (run, stream), partial in ledger.partials.items():
         if run == run_id:
-            assert texts[stream] == told["text"]
+            assert texts[stream] == partial["text"]
     half = events[len(events) // 2].seq if events else 0
     assert [e.as_dict() for e in store.runs.read(run_id, half, 1000)] == [e.as_dict() for e in events if e.seq > half]
 
@@ -271,7 +271,7 @@ def responses_are_whole(path: Path, ledger: Ledger) -> None:
         with contextlib.closing(sqlite3.connect(path)) as db:
             assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             ids = [row[0] for row in db.execute("SELECT id FROM responses ORDER BY used")]
-            kept = db.execute("SELECT count(*) FROM response_items").fetchone()[0]
+            item_count = db.execute("SELECT count(*) FROM response_items").fetchone()[0]
             named = {row[0] for row in db.execute("SELECT response_id FROM conversations")}
         assert named <= set(ids), "a name leads nowhere"
         items: set[str] = set()
@@ -281,7 +281,7 @@ def responses_are_whole(path: Path, ledger: Ledger) -> None:
             texts = [digest(item["content"]) for item in record["conversation_history"]]
             assert texts == ledger.responses.get(name, texts)
             items.update(texts)
-        assert len(items) == kept, "an item is kept for nobody"
+        assert len(items) == item_count, "an item is kept for nobody"
         assert store.notices == []
         assert len(ids) <= 40
         if ledger.responses:

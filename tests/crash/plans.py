@@ -73,9 +73,9 @@ class Plan:
 def asked_in(messages: list[Json]) -> tuple[Plan, int]:
     """The last plan of a conversation, and how many of its messages with calls there are."""
     for at in reversed(range(len(messages))):
-        if messages[at]["role"] == "user" and (found := _ASKED.match(str(messages[at]["content"]))):
-            steps = tuple(filter(None, found[2].split("/")))
-            return Plan(found[1], steps), sum(bool(m.get("tool_calls")) for m in messages[at:])
+        if messages[at]["role"] == "user" and (match := _ASKED.match(str(messages[at]["content"]))):
+            steps = tuple(filter(None, match[2].split("/")))
+            return Plan(match[1], steps), sum(bool(m.get("tool_calls")) for m in messages[at:])
     raise AssertionError("nobody asked for this")
 
 
@@ -87,11 +87,11 @@ def answer(request: Request) -> Reply:
 
 def stalling(*moments: tuple[str, int, int]) -> Callable[[Request], Reply]:
     """The same, which stops for ever after so many bytes of a plan's message; asked again, it answers."""
-    left = {(name, step): size for name, step, size in moments}
+    stalls = {(name, step): size for name, step, size in moments}
 
     def reply(request: Request) -> Reply:
         plan, step = asked_in(request.body["messages"])
-        return replace(plan.reply(step), stall_at=left.pop((plan.name, step), None))
+        return replace(plan.reply(step), stall_at=stalls.pop((plan.name, step), None))
 
     return reply
 

@@ -41,7 +41,7 @@ def seed_is_told(*where: object) -> Iterator[random.Random]:
 
 
 def killed_after(folder: Path, seed: str, lines: int, wait_s: float) -> list[str]:
-    """Let a writer tell so many lines and go on for a moment; then kill it. All that it told."""
+    """Kill a writer a moment after it has reported that many lines; returns all reported lines."""
     places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     writer = subprocess.Popen(
@@ -52,7 +52,7 @@ def killed_after(folder: Path, seed: str, lines: int, wait_s: float) -> list[str
     )
     assert writer.stdout is not None and writer.stderr is not None
     try:
-        told = [line for _, line in zip(range(lines), writer.stdout, strict=False)]
+        first_lines = [line for _, line in zip(range(lines), writer.stdout, strict=False)]
         with contextlib.suppress(subprocess.TimeoutExpired):
             writer.wait(wait_s)
         writer.kill()
@@ -62,7 +62,7 @@ def killed_after(folder: Path, seed: str, lines: int, wait_s: float) -> list[str
         writer.kill()
         writer.communicate()
     # The last line may have been cut.
-    return (b"".join(told) + rest).decode().split("\n")[:-1]
+    return (b"".join(first_lines) + rest).decode().split("\n")[:-1]
 
 
 @pytest.mark.parametrize("file", range(-(-ROUNDS // ROUNDS_PER_FILE)))
@@ -78,11 +78,18 @@ def test_killed_writer_loses_no_acknowledged_data(tmp_path: Path, file: int) -> 
             for line in killed_after(folder, f"{SEED}/{file}/{turn}", lines, wait_s):
                 ledger.take(json.loads(line))
             check(folder, ledger)
-    assert ledger.rows and ledger.runs and ledger.branches and ledger.gone and ledger.summaries and ledger.responses
+    assert (
+        ledger.rows
+        and ledger.runs
+        and ledger.branches
+        and ledger.deleted_sessions
+        and ledger.summaries
+        and ledger.responses
+    )
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def filled_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with so many messages in it."""
     path = tmp_path_factory.mktemp("filled") / "state.db"
     with contextlib.closing(SessionDB(path)) as db:
@@ -97,8 +104,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("turn", range(max(4, ROUNDS // 5)))
-def test_kill_during_migration_leaves_old_or_new_version(filled: Path, tmp_path: Path, turn: int) -> None:
-    path = Path(shutil.copy(filled, tmp_path / "state.db"))
+def test_kill_during_migration_leaves_old_or_new_version(filled_database: Path, tmp_path: Path, turn: int) -> None:
+    path = Path(shutil.copy(filled_database, tmp_path / "state.db"))
     source = """
         import sys
         from hermes.store.sessions import SessionDB

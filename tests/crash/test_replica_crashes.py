@@ -20,7 +20,7 @@ from support.workers import get, post
 
 from .plans import stalling
 from .test_viewers import Frames, read, two_answers
-from .test_worker_crashes import ended, whole
+from .test_worker_crashes import wait_for_end, whole
 
 TAKEN_OVER_S = 40.0
 
@@ -28,16 +28,16 @@ TAKEN_OVER_S = 40.0
 def holder_pids(server: Replicas) -> list[int]:
     """The processes that hold sessions."""
     with contextlib.closing(sqlite3.connect(server.home.state_db)) as db:
-        found = db.execute("SELECT holder FROM leases WHERE name LIKE 'session:%' AND until > ?", (time.time(),))
-        return [int(holder.split(":")[1]) for (holder,) in found]
+        holders = db.execute("SELECT holder FROM leases WHERE name LIKE 'session:%' AND until > ?", (time.time(),))
+        return [int(holder.split(":")[1]) for (holder,) in holders]
 
 
 def endless_answer() -> Handler:
     """A model that talks for a minute and, asked again, is brief."""
-    left = [Reply(text=[f"Word {n}. " for n in range(1200)], gap_s=0.05)]
+    replies = [Reply(text=[f"Word {n}. " for n in range(1200)], gap_s=0.05)]
 
     def reply(_: Request) -> Reply:
-        return left.pop() if left else Reply(text=[f"Another {n}. " for n in range(8)])
+        return replies.pop() if replies else Reply(text=[f"Another {n}. " for n in range(8)])
 
     return reply
 
@@ -45,45 +45,45 @@ def endless_answer() -> Handler:
 async def test_viewer_of_killed_replica_continues_at_other(home_folder: Path) -> None:
     async with two_replicas(home_folder, two_answers()) as server:
         _, starter = await server.client()
-        made = await post(starter, "/v1/responses", {"input": "Count.", "background": True})
-        path = f"/v1/responses/{made['id']}?stream=true"
+        response = await post(starter, "/v1/responses", {"input": "Count.", "background": True})
+        path = f"/v1/responses/{response['id']}?stream=true"
         await until(lambda: len(server.model.requests) == 1)
         [pid] = holder_pids(server)
-        _, one = await server.client(pid)
+        _, client = await server.client(pid)
         _, other = await server.client(other_than=pid)
-        seen, elsewhere = Frames(), Frames()
-        async with one.get(path) as at_owner, other.get(path) as at_other:
-            await read(at_owner, seen, 4)
+        frames, elsewhere = Frames(), Frames()
+        async with client.get(path) as at_owner, other.get(path) as at_other:
+            await read(at_owner, frames, 4)
             await read(at_other, elsewhere, 3)
             os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(*CUT):
-                await read(at_owner, seen)
+                await read(at_owner, frames)
             await asyncio.wait_for(read(at_other, elsewhere), TAKEN_OVER_S)
-        rest = await whole(other, made["id"], max(seen))
-        assert not set(seen) & set(rest)
-        assert seen | rest == elsewhere == await whole(other, made["id"])
+        rest = await whole(other, response["id"], max(frames))
+        assert not set(frames) & set(rest)
+        assert frames | rest == elsewhere == await whole(other, response["id"])
         assert sorted(elsewhere) == list(range(len(elsewhere)))
 
 
 async def test_viewers_of_stopped_replica_continue_when_it_is_replaced(home_folder: Path) -> None:
     async with two_replicas(home_folder, endless_answer()) as server:
         _, starter = await server.client()
-        made = await post(starter, "/v1/responses", {"input": "Count.", "background": True})
-        path = f"/v1/responses/{made['id']}?stream=true"
+        response = await post(starter, "/v1/responses", {"input": "Count.", "background": True})
+        path = f"/v1/responses/{response['id']}?stream=true"
         await until(lambda: len(server.model.requests) == 1)
         [pid] = holder_pids(server)
-        _, one = await server.client(pid)
+        _, client = await server.client(pid)
         _, other = await server.client(other_than=pid)
-        seen, elsewhere = Frames(), Frames()
-        async with one.get(path) as at_owner, other.get(path) as at_other:
-            await read(at_owner, seen, 4)
+        frames, elsewhere = Frames(), Frames()
+        async with client.get(path) as at_owner, other.get(path) as at_other:
+            await read(at_owner, frames, 4)
             await read(at_other, elsewhere, 3)
             os.kill(pid, signal.SIGSTOP)
             await asyncio.wait_for(read(at_other, elsewhere), TAKEN_OVER_S)
             os.kill(pid, signal.SIGCONT)
             # What it has been sent meanwhile, it does not show: others have gone on.
-            await asyncio.wait_for(read(at_owner, seen), TAKEN_OVER_S)
-        assert seen == elsewhere == await whole(other, made["id"])
+            await asyncio.wait_for(read(at_owner, frames), TAKEN_OVER_S)
+        assert frames == elsewhere == await whole(other, response["id"])
         assert sorted(elsewhere) == list(range(len(elsewhere)))
 
 
@@ -92,32 +92,32 @@ async def test_runs_of_killed_replica_are_resumed_once(home_folder: Path) -> Non
     handler = stalling(*((name, 1, 300) for name in names))
     async with two_replicas(home_folder, handler) as server:
         await server.gateways[1].end(signal.SIGTERM)  # so that the first has them all
-        pid, one = await server.client()
-        runs = [(await post(one, "/v1/runs", {"input": f"Turn {name}: c."}, 202))["run_id"] for name in names]
+        pid, client = await server.client()
+        runs = [(await post(client, "/v1/runs", {"input": f"Turn {name}: c."}, 202))["run_id"] for name in names]
         await until(lambda: len(server.model.requests) == 2 * len(names))
         await server.gateways[1].start()
         _, other = await server.client(other_than=pid)
         os.kill(pid, signal.SIGKILL)
-        assert [await ended(other, run_id) for run_id in runs] == ["completed"] * len(names)
+        assert [await wait_for_end(other, run_id) for run_id in runs] == ["completed"] * len(names)
         effects = (home_folder / "workspace" / "effects.txt").read_text().split()
         assert sorted(effects) == sorted(f"call-{name}-0-0" for name in names)
         for run_id in runs:
             async with other.get(f"/v1/runs/{run_id}/events") as response:
-                told = await response.read()
-            assert told.count(b'"event": "run.completed"') == 1
+                data = await response.read()
+            assert data.count(b'"event": "run.completed"') == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
 async def test_tool_of_replaced_replica_is_not_repeated(home_folder: Path, number: int) -> None:
     async with two_replicas(home_folder, stalling(("one", 1, 300))) as server:
-        pid, one = await server.client()
-        run_id = (await post(one, "/v1/runs", {"input": "Turn one: c."}, 202))["run_id"]
+        pid, client = await server.client()
+        run_id = (await post(client, "/v1/runs", {"input": "Turn one: c."}, 202))["run_id"]
         await until(lambda: len(server.model.requests) == 2)
         [pid] = holder_pids(server)
         _, other = await server.client(other_than=pid)
         os.kill(pid, number)
-        began = time.monotonic()
-        assert await ended(other, run_id) == "completed" and time.monotonic() - began < TAKEN_OVER_S
+        started_at = time.monotonic()
+        assert await wait_for_end(other, run_id) == "completed" and time.monotonic() - started_at < TAKEN_OVER_S
         if number == signal.SIGSTOP:
             os.kill(pid, signal.SIGCONT)
             _, back = await server.client(pid)

@@ -1,4 +1,4 @@
-"""Servers killed at any moment: what was told stays true, what had effects has them once, and work goes on by itself."""
+"""Servers killed at any moment: what clients have seen stays true, effects happen once, and runs are resumed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ SESSIONS = ("hall", "attic")
 
 
 @asynccontextmanager
-async def house(folder: Path, handler: Handler = answer, **server: Any) -> AsyncIterator[tuple[ModelServer, Witness]]:
+async def started_server(
+    folder: Path, handler: Handler = answer, **server: Any
+) -> AsyncIterator[tuple[ModelServer, Witness]]:
     """A server with sessions to speak in, its model, and those who watch it."""
     async with ModelServer(handler=handler) as model:
         settings = {
@@ -54,14 +56,14 @@ async def killed(witness: Witness) -> None:
 
 @pytest.mark.parametrize("home", range(-(-ROUNDS // ROUNDS_PER_HOME)))
 async def test_killed_server_keeps_acknowledged_data(home_folder: Path, home: int) -> None:
-    async with house(home_folder) as (_, witness):
+    async with started_server(home_folder) as (_, witness):
         for turn in range(min(ROUNDS_PER_HOME, ROUNDS - home * ROUNDS_PER_HOME)):
             with seed_is_told("server", home, turn) as chance:
                 for at in range(TURNS):
                     plan = Plan.random(f"{turn}-{at}", chance)
                     key = plan.name if chance.random() < 0.3 else ""
                     witness.ask(chance.choice(list(WAYS)), plan, chance.choice(SESSIONS), key)
-                await witness.has_seen(witness.seen + chance.randrange(80))
+                await witness.has_seen(witness.frames_read + chance.randrange(80))
                 await asyncio.sleep(chance.uniform(0, 0.05))
                 await killed(witness)
                 if chance.random() < 0.2:  # and once more, while it takes up what was cut off
@@ -83,19 +85,19 @@ def saw(witness: Witness, name: str, event: str) -> Json | None:
     return next((e for e in events(witness, name) if e["event"] == event), None)
 
 
-def said(witness: Witness, name: str) -> str:
+def text_of(witness: Witness, name: str) -> str:
     """The text that a reader has seen."""
     return "".join(e.get("delta", "") for e in events(witness, name))
 
 
 def results(witness: Witness) -> dict[str, Json]:
     """How every call has ended."""
-    told = [data_of(block) for run in witness.runs.values() for block in run.whole]
-    return {event["tool_call_id"]: event for event in told if event["event"] == "tool.completed"}
+    payloads = [data_of(block) for run in witness.runs.values() for block in run.whole]
+    return {event["tool_call_id"]: event for event in payloads if event["event"] == "tool.completed"}
 
 
 async def waiting(witness: Witness, name: str, status: str) -> Json:
-    """The run of a plan, once it waits for somebody."""
+    """The run of a plan, once it waits for an answer."""
     [run_id] = [run.run_id for run in witness.runs.values() if run.plan.name == name]
     async with asyncio.timeout(TAKEN_UP_S):
         while (run := await witness.gateway.get(f"/v1/runs/{run_id}"))["status"] != status:
@@ -117,7 +119,7 @@ def lines(witness: Witness) -> list[str]:
 
 async def test_turn_resumes_wherever_it_was_killed(home_folder: Path) -> None:
     stalls = stalling(("silent", 0, 0), ("text", 0, 900), ("between", 1, 0), ("after", 1, 900))
-    async with house(home_folder, stalls) as (model, witness):
+    async with started_server(home_folder, stalls) as (model, witness):
         await ask_all(
             witness,
             ("run", "silent", "c"),
@@ -131,30 +133,30 @@ async def test_turn_resumes_wherever_it_was_killed(home_folder: Path) -> None:
         await until(lambda: any("Turn silent" in str(request.body) for request in model.requests))
         await until(lambda: saw(witness, "text", "message.delta"))
         await until(lambda: any("call-between-0-0" in str(request.body) for request in model.requests))
-        await until(lambda: "message 1" in said(witness, "after"))
+        await until(lambda: "message 1" in text_of(witness, "after"))
         await until(lambda: "call-during-0-1" in lines(witness))
-        asked = [(await waiting(witness, "approval", "waiting_for_approval"))["pending_approvals"]]
-        asked.append((await waiting(witness, "question", "waiting_for_input"))["pending_question"])
+        pending = [(await waiting(witness, "approval", "waiting_for_approval"))["pending_approvals"]]
+        pending.append((await waiting(witness, "question", "waiting_for_input"))["pending_question"])
         await killed(witness)
         approval = await waiting(witness, "approval", "waiting_for_approval")
         question = await waiting(witness, "question", "waiting_for_input")
-        [one] = approval["pending_approvals"]
-        assert one["approval_id"] == asked[0][0]["approval_id"] and "call-approval-0-0" not in lines(witness)
-        told = {"choice": "once", "approval_id": one["approval_id"]}
-        assert (await witness.gateway.post(f"/v1/runs/{approval['run_id']}/approval", told))["resolved"] == 1
-        assert question["pending_question"]["request_id"] == asked[1]["request_id"]
+        [request] = approval["pending_approvals"]
+        assert request["approval_id"] == pending[0][0]["approval_id"] and "call-approval-0-0" not in lines(witness)
+        decision = {"choice": "once", "approval_id": request["approval_id"]}
+        assert (await witness.gateway.post(f"/v1/runs/{approval['run_id']}/approval", decision))["resolved"] == 1
+        assert question["pending_question"]["request_id"] == pending[1]["request_id"]
         await witness.gateway.post(f"/v1/runs/{question['run_id']}/clarify", {"answer": "The red one."})
         await witness.settle()
         (witness.gateway.folder / "workspace" / "go").touch()
-        done = results(witness)
-        assert done["call-during-0-1"]["status"] == "unknown"
-        assert {e["status"] for id_, e in done.items() if id_ != "call-during-0-1"} == {"ok"}
-        assert "The red one." in done["call-question-0-0"]["result"]
+        result = results(witness)
+        assert result["call-during-0-1"]["status"] == "unknown"
+        assert {e["status"] for id_, e in result.items() if id_ != "call-during-0-1"} == {"ok"}
+        assert "The red one." in result["call-question-0-0"]["result"]
 
 
 @pytest.mark.parametrize("moment", ["the model has said all", "message.completed", "run.completed"])
 async def test_run_has_exactly_one_final_event(home_folder: Path, moment: str) -> None:
-    async with house(home_folder) as (model, witness):
+    async with started_server(home_folder) as (model, witness):
         await ask_all(witness, ("run", "one", ""), ("session stream", "two", ""), ("chat stream", "three", ""))
         if moment.startswith("the"):
             await until(lambda: len(model.requests) == 3 and not model.open_streams)
@@ -183,38 +185,45 @@ async def answer_to(asked: Asked, gateway: Gateway) -> Answer:
     return status, headers, text
 
 
-def text_in(answered: str) -> str:
+def text_in(body: str) -> str:
     """All that is said in an answer, or the whole of one that is no stream."""
-    told = [json.loads(line.removeprefix("data: ")) for line in answered.split("\n") if line.startswith("data: {")]
-    deltas = [one["choices"][0]["delta"].get("content") if "choices" in one else one.get("delta") for one in told]
-    return "".join(filter(None, deltas)) if told else answered
+    payloads = [json.loads(line.removeprefix("data: ")) for line in body.split("\n") if line.startswith("data: {")]
+    deltas = [
+        payload["choices"][0]["delta"].get("content") if "choices" in payload else payload.get("delta")
+        for payload in payloads
+    ]
+    return "".join(filter(None, deltas)) if payloads else body
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
 async def test_idempotent_retry_joins_resumed_turn(home_folder: Path, ending: int) -> None:
     plans = {kind: Plan(kind.replace(" ", "-"), ("c",)) for kind in WAYS}
     stalls = stalling(*((plan.name, 1, 900) for plan in plans.values()))
-    async with house(home_folder, stalls, drain_seconds=0) as (model, witness):
+    async with started_server(home_folder, stalls, drain_seconds=0) as (model, witness):
         gateway = witness.gateway
         await witness.open(*(plan.name for plan in plans.values()))
-        asked = {kind: Asked(WAYS[kind], plan, plan.name, f"key-{plan.name}") for kind, plan in plans.items()}
-        first = {kind: asyncio.create_task(answer_to(one, gateway)) for kind, one in asked.items()}
+        requests = {kind: Asked(WAYS[kind], plan, plan.name, f"key-{plan.name}") for kind, plan in plans.items()}
+        first = {kind: asyncio.create_task(answer_to(request, gateway)) for kind, request in requests.items()}
         await until(lambda: len(model.requests) == 2 * len(plans))
         await gateway.end(ending)
         cut = {kind: await task for kind, task in first.items()}
         await gateway.start()
         again = dict(
-            zip(asked, await asyncio.gather(*(answer_to(one, gateway) for one in asked.values())), strict=True)
+            zip(
+                requests,
+                await asyncio.gather(*(answer_to(request, gateway) for request in requests.values())),
+                strict=True,
+            )
         )
         for kind, (status, headers, text) in again.items():
             assert (status, headers.get("Idempotency-Replayed")) == (202 if kind == "run" else 200, "true"), text
             if kind not in ("run", "response background"):
                 assert plans[kind].texts[-1] in text_in(text.decode()), text
-            before, told, seen = cut[kind]
+            before, sent_headers, body = cut[kind]
             if "stream" in kind or before == 202:
-                assert NAMES.findall(seen) and set(NAMES.findall(seen)) <= set(NAMES.findall(text)), (seen, text)
-                assert {name: told.get(name) for name in TOLD} == {name: headers.get(name) for name in TOLD}
-            assert (await answer_to(asked[kind], gateway))[2] == text
+                assert NAMES.findall(body) and set(NAMES.findall(body)) <= set(NAMES.findall(text)), (body, text)
+                assert {name: sent_headers.get(name) for name in TOLD} == {name: headers.get(name) for name in TOLD}
+            assert (await answer_to(requests[kind], gateway))[2] == text
         runs = (await gateway.get("/v1/runs?limit=200"))["data"]
         assert {run["run_id"] for run in runs} == {headers["X-Hermes-Run-Id"] for _, headers, _ in again.values()}
         witness.runs = {
@@ -257,21 +266,21 @@ async def test_accepted_but_unstarted_turn_runs_once(
     monkeypatch.setenv("PYTHONPATH", str(code))
     monkeypatch.setenv("KILL_MARK", str(mark))
     plan = Plan("made", ("c",))
-    async with house(home_folder) as (_, witness):
+    async with started_server(home_folder) as (_, witness):
         gateway = witness.gateway
         await witness.open("of-made")
         asked = Asked(WAYS[kind], plan, "of-made", "key-made")
         mark.touch()
         await answer_to(asked, gateway)
-        assert await gateway.ended() == -signal.SIGKILL
+        assert await gateway.wait_for_exit() == -signal.SIGKILL
         await gateway.start()
         status, headers, text = await answer_to(asked, gateway)
         assert (status, headers.get("Idempotency-Replayed")) == (200, "true"), text
         assert plan.texts[-1] in text_in(text.decode())
         [run] = (await gateway.get("/v1/runs"))["data"]
         assert (run["run_id"], run["status"]) == (headers["X-Hermes-Run-Id"], "completed")
-        said = (await gateway.get("/api/sessions/of-made/messages"))["data"]
-        assert [message["content"] for message in said if message["role"] == "user"] == [plan.message]
+        messages = (await gateway.get("/api/sessions/of-made/messages"))["data"]
+        assert [message["content"] for message in messages if message["role"] == "user"] == [plan.message]
         assert lines(witness) == plan.effects
 
 
@@ -279,7 +288,7 @@ async def test_accepted_but_unstarted_turn_runs_once(
 
 
 async def test_graceful_shutdown_finishes_runs_within_drain_time(home_folder: Path) -> None:
-    async with house(home_folder, drain_seconds=30) as (_, witness):
+    async with started_server(home_folder, drain_seconds=30) as (_, witness):
         gateway = witness.gateway
         await ask_all(witness, ("run", "tool", "w"), ("chat stream", "text", "r/r"))
         await until(lambda: lines(witness) and saw(witness, "text", "message.delta"))
@@ -290,11 +299,11 @@ async def test_graceful_shutdown_finishes_runs_within_drain_time(home_folder: Pa
             assert int(response.headers["Retry-After"]) >= 1
         assert (await waiting(witness, "tool", "running"))["finished_at"] is None
         (home_folder / "workspace" / "go").touch()
-        assert await gateway.ended() == 0
+        assert await gateway.wait_for_exit() == 0
         await witness.cut_off()
         assert all(run.closed for run in witness.runs.values()), "a reader was not told the end"
-        answered = witness.asked["text"].answer
-        assert answered is not None and answered[1].endswith(b"data: [DONE]\n\n")
+        answer = witness.requests["text"].answer
+        assert answer is not None and answer[1].endswith(b"data: [DONE]\n\n")
         await gateway.start()
         await witness.settle()
         assert {data_of(run.whole[-1])["event"] for run in witness.runs.values()} == {"run.completed"}
@@ -302,7 +311,7 @@ async def test_graceful_shutdown_finishes_runs_within_drain_time(home_folder: Pa
 
 async def test_graceful_shutdown_hands_over_or_ends_remaining_runs(home_folder: Path) -> None:
     stalls = stalling(("answer", 0, 900), ("client", 0, 900))
-    async with house(home_folder, stalls, drain_seconds=0) as (_, witness):
+    async with started_server(home_folder, stalls, drain_seconds=0) as (_, witness):
         await ask_all(
             witness,
             ("run", "tool", "wc"),
@@ -317,9 +326,9 @@ async def test_graceful_shutdown_hands_over_or_ends_remaining_runs(home_folder: 
         assert await witness.gateway.end(signal.SIGTERM) == 0
         await witness.cut_off()
         assert {run.plan.name for run in witness.runs.values() if run.closed} == {"client"}
-        for name, told in (("client", b'"server_shutdown"'), ("answer", b"message 0")):
-            answered = witness.asked[name].answer
-            assert answered is not None and told in answered[1], answered
+        for name, expected in (("client", b'"server_shutdown"'), ("answer", b"message 0")):
+            answer = witness.requests[name].answer
+            assert answer is not None and expected in answer[1], answer
         await witness.gateway.start()
         approval = await waiting(witness, "approval", "waiting_for_approval")
         await witness.gateway.post(f"/v1/runs/{approval['run_id']}/approval", {"choice": "once"})

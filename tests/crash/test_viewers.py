@@ -14,7 +14,7 @@ import pytest
 from support.gateway import CUT, Gateway
 from support.model_server import Handler, Reply, Request
 
-from .test_server_crashes import house
+from .test_server_crashes import started_server
 from .witness import TAKEN_UP_S
 
 Frames = dict[int, bytes]
@@ -50,37 +50,37 @@ async def whole(gateway: Gateway, response_id: str, after: int | None = None) ->
 
 
 def text(frames: Frames) -> str:
-    told = [json.loads(line[6:]) for _, line in sorted(frames.items())]
-    return "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta")
+    payloads = [json.loads(line[6:]) for _, line in sorted(frames.items())]
+    return "".join(event["delta"] for event in payloads if event["type"] == "response.output_text.delta")
 
 
 def two_answers() -> Handler:
     """A model that stops in the middle of its answer and, asked again, says something else."""
-    left = [Reply(text=[f"Word {n}. " for n in range(8)], gap_s=0.004, stall_at=2_000)]
+    replies = [Reply(text=[f"Word {n}. " for n in range(8)], gap_s=0.004, stall_at=2_000)]
 
     def reply(_: Request) -> Reply:
-        return left.pop() if left else Reply(text=[f"Another {n}. " for n in range(8)])
+        return replies.pop() if replies else Reply(text=[f"Another {n}. " for n in range(8)])
 
     return reply
 
 
 @pytest.mark.parametrize("deltas", range(1, 7))
 async def test_replayed_sequence_number_never_changes_content(home_folder: Path, deltas: int) -> None:
-    async with house(home_folder, two_answers()) as (_, witness):
-        gateway, seen = witness.gateway, Frames()
+    async with started_server(home_folder, two_answers()) as (_, witness):
+        gateway, frames = witness.gateway, Frames()
         body = {"input": "Count.", "stream": True, "background": True}
         async with gateway.client.post("/v1/responses", json=body) as response:
-            response_id = await read(response, seen, deltas)
+            response_id = await read(response, frames, deltas)
             await gateway.end()
             with contextlib.suppress(CUT):
-                await read(response, seen)
+                await read(response, frames)
         await gateway.start()
-        rest = await whole(gateway, response_id, max(seen))
-        assert seen | rest == await whole(gateway, response_id)
-        assert not set(seen) & set(rest)
-        assert sorted(seen | rest) == list(range(len(seen) + len(rest)))
-        made = await gateway.get(f"/v1/responses/{response_id}")
-        assert made["status"] == "completed"
-        assert text(seen | rest) == "".join(
-            part["text"] for item in made["output"] if item["type"] == "message" for part in item["content"]
+        rest = await whole(gateway, response_id, max(frames))
+        assert frames | rest == await whole(gateway, response_id)
+        assert not set(frames) & set(rest)
+        assert sorted(frames | rest) == list(range(len(frames) + len(rest)))
+        stored = await gateway.get(f"/v1/responses/{response_id}")
+        assert stored["status"] == "completed"
+        assert text(frames | rest) == "".join(
+            part["text"] for item in stored["output"] if item["type"] == "message" for part in item["content"]
         )

@@ -1,4 +1,4 @@
-"""A worker killed in the middle of its runs: another takes them up at once, and no reader is told anything twice."""
+"""A worker killed during its runs: another resumes them at once, and no reader gets an event twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .plans import answer, stalling
 from .test_viewers import Frames, read, two_answers
 
 
-async def ended(client: aiohttp.ClientSession, run_id: str) -> str:
+async def wait_for_end(client: aiohttp.ClientSession, run_id: str) -> str:
     async with asyncio.timeout(SURELY_S):
         while (run := await get(client, f"/v1/runs/{run_id}"))["status"] not in ("completed", "failed", "cancelled"):
             await asyncio.sleep(0.01)
@@ -40,24 +40,24 @@ async def whole(client: aiohttp.ClientSession, response_id: str, after: int | No
 
 async def test_viewer_of_killed_worker_continues_at_other_worker(home_folder: Path) -> None:
     async with two_workers(home_folder, two_answers()) as server:
-        pid, one = await server.client()
+        pid, client = await server.client()
         _, other = await server.client(other_than=pid)
-        seen, elsewhere = Frames(), Frames()
-        made = await post(one, "/v1/responses", {"input": "Count.", "background": True})
-        path = f"/v1/responses/{made['id']}?stream=true"
-        async with one.get(path) as at_owner, other.get(path) as at_other:
-            await read(at_owner, seen, 4)
+        frames, elsewhere = Frames(), Frames()
+        response = await post(client, "/v1/responses", {"input": "Count.", "background": True})
+        path = f"/v1/responses/{response['id']}?stream=true"
+        async with client.get(path) as at_owner, other.get(path) as at_other:
+            await read(at_owner, frames, 4)
             await read(at_other, elsewhere, 3)
             os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(*CUT):
-                await read(at_owner, seen)
+                await read(at_owner, frames)
             await read(at_other, elsewhere)
-        rest = await whole(other, made["id"], max(seen))
-        assert not set(seen) & set(rest)
-        assert seen | rest == elsewhere == await whole(other, made["id"])
+        rest = await whole(other, response["id"], max(frames))
+        assert not set(frames) & set(rest)
+        assert frames | rest == elsewhere == await whole(other, response["id"])
         assert sorted(elsewhere) == list(range(len(elsewhere)))
         async with asyncio.timeout(SURELY_S):
-            while (await get(other, f"/v1/responses/{made['id']}"))["status"] != "completed":
+            while (await get(other, f"/v1/responses/{response['id']}"))["status"] != "completed":
                 await asyncio.sleep(0.01)
 
 
@@ -65,18 +65,18 @@ async def test_runs_of_killed_worker_are_resumed_once(home_folder: Path) -> None
     names = [f"n{at}" for at in range(6)]
     handler = stalling(*((name, 1, 300) for name in names))
     async with two_workers(home_folder, handler) as server:
-        pid, one = await server.client()
+        pid, client = await server.client()
         other_pid, other = await server.client(other_than=pid)
-        runs = [(await post(one, "/v1/runs", {"input": f"Turn {name}: c."}, 202))["run_id"] for name in names]
+        runs = [(await post(client, "/v1/runs", {"input": f"Turn {name}: c."}, 202))["run_id"] for name in names]
         await until(lambda: len(server.model.requests) == 2 * len(names))
         os.kill(pid, signal.SIGKILL)
-        assert [await ended(other, run_id) for run_id in runs] == ["completed"] * len(names)
+        assert [await wait_for_end(other, run_id) for run_id in runs] == ["completed"] * len(names)
         effects = (home_folder / "workspace" / "effects.txt").read_text().split()
         assert sorted(effects) == sorted(f"call-{name}-0-0" for name in names)
         for run_id in runs:
             async with other.get(f"/v1/runs/{run_id}/events") as response:
-                told = await response.read()
-            assert told.count(b'"event": "run.completed"') == 1
+                data = await response.read()
+            assert data.count(b'"event": "run.completed"') == 1
         await until(lambda: len(server.pids) == 2 and pid not in server.pids)
         _, again = await server.client(other_than=other_pid)
         assert (await get(again, f"/v1/runs/{runs[0]}"))["status"] == "completed"
@@ -92,22 +92,22 @@ async def test_workers_end_with_parent_and_next_server_resumes(home_folder: Path
         await until(lambda: not any(is_alive(pid, None) for pid in pids))
         assert not is_served(server.home)
         await server.gateway.start()
-        assert await ended(await server.any(), run_id) == "completed"
+        assert await wait_for_end(await server.any(), run_id) == "completed"
 
 
 def holders(server: Server) -> list[int]:
     """The processes that hold sessions."""
     with contextlib.closing(sqlite3.connect(server.home.state_db)) as db:
-        found = db.execute("SELECT holder FROM leases WHERE name LIKE 'session:%'").fetchall()
-    return [int(holder.split(":")[1]) for (holder,) in found]
+        rows = db.execute("SELECT holder FROM leases WHERE name LIKE 'session:%'").fetchall()
+    return [int(holder.split(":")[1]) for (holder,) in rows]
 
 
 async def test_runs_of_killed_worker_are_resumed_by_survivor(home_folder: Path) -> None:
     async with two_workers(home_folder, hanging()) as server:
-        pid, one = await server.client()
+        pid, client = await server.client()
         other_pid, _ = await server.client(other_than=pid)
         for _ in range(3):
-            await post(one, "/v1/runs", {"input": "Hello."}, 202)
+            await post(client, "/v1/runs", {"input": "Hello."}, 202)
         await until(lambda: len(server.model.requests) == 3)
         assert holders(server) == [pid] * 3
         os.kill(pid, signal.SIGKILL)
@@ -146,4 +146,4 @@ async def test_crashing_worker_restart_backoff(home_folder: Path) -> None:
             os.kill(pid, signal.SIGKILL)
             await until(lambda pid=pid: len(server.pids) == 2 and pid not in server.pids)  # type: ignore[misc]
         await server.both()
-        assert server.gateway.said.count("has ended with -9") == 3
+        assert server.gateway.stderr_text.count("has ended with -9") == 3

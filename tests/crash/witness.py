@@ -1,4 +1,4 @@
-"""Clients of a server that may be killed: all that they are told, and whether the next server stands by it."""
+"""Clients of a server that may be killed: they record what they receive, and compare it with the next server."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def number_of(block: bytes) -> int:
 
 def data_of(block: bytes) -> Json:
     """The payload of a frame."""
-    found: Json = json.loads(block.split(b"\ndata: ", 1)[1])
-    return found
+    payload: Json = json.loads(block.split(b"\ndata: ", 1)[1])
+    return payload
 
 
 class Witness:
@@ -95,7 +95,7 @@ class Witness:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.runs: dict[str, Run] = {}
-        self.asked: dict[str, Asked] = {}
+        self.requests: dict[str, Asked] = {}
         self.sessions: dict[str, list[Json]] = {}
         self.responses: dict[str, Json] = {}
         self.tasks: set[asyncio.Task[None]] = set()
@@ -103,13 +103,13 @@ class Witness:
         self.cut = ("run.failed", "server_restarted")
 
     @property
-    def seen(self) -> int:
+    def frames_read(self) -> int:
         """How many frames have been read in all."""
         return sum(len(run.frames) for run in self.runs.values())
 
     async def has_seen(self, frames: int) -> None:
         """Wait for so many, or for the last of them."""
-        await until(lambda: self.seen >= frames or all(task.done() for task in self.tasks))
+        await until(lambda: self.frames_read >= frames or all(task.done() for task in self.tasks))
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -124,8 +124,8 @@ class Witness:
 
     def ask(self, kind: str, plan: Plan, session: str, key: str = "") -> None:
         """Ask for a turn; what becomes of it is read meanwhile."""
-        self.asked[plan.name] = Asked(WAYS[kind], plan, session, key)
-        self._spawn(self._answered(self.asked[plan.name]))
+        self.requests[plan.name] = Asked(WAYS[kind], plan, session, key)
+        self._spawn(self._answered(self.requests[plan.name]))
 
     def _spawn(self, work: Any) -> None:
         self.tasks.add(asyncio.create_task(work))
@@ -143,7 +143,7 @@ class Witness:
 
     async def follow(self, run: Run, *, again: bool = False) -> None:
         """Read a run from where its reader stands to its end, or to that of the server."""
-        headers, left = {"Last-Event-ID": str(run.last)} if run.last else {}, b""
+        headers, buffer = {"Last-Event-ID": str(run.last)} if run.last else {}, b""
         try:
             async with self.gateway.client.get(f"/v1/runs/{run.run_id}/events", headers=headers) as response:
                 if again and not run.frames and not run.submitted and response.status == 404:
@@ -151,7 +151,7 @@ class Witness:
                     return
                 assert response.status == 200, await response.text()
                 async for chunk in response.content.iter_any():
-                    *blocks, left = (left + chunk).split(b"\n\n")
+                    *blocks, buffer = (buffer + chunk).split(b"\n\n")
                     for block in blocks:
                         run.take(block)
         except CUT:
@@ -165,16 +165,16 @@ class Witness:
     # --- looking at what is left -------------------------------------------------------------------------------------
 
     async def settle(self) -> None:
-        """Everything comes to its end by itself; then all that was ever told is looked at."""
+        """Wait until all runs have ended, and check everything that was received."""
         try:
             async with asyncio.timeout(TAKEN_UP_S):
                 await asyncio.gather(*(self.follow(run, again=True) for run in self.runs.values() if not run.closed))
                 while [run for run in await self._listed() if not run["finished_at"]]:
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            left = [run for run in await self._listed() if not run["finished_at"]]
+            unfinished = [run for run in await self._listed() if not run["finished_at"]]
             unread = [(run.run_id, *run.frames.values()) for run in self.runs.values() if not run.closed]
-            raise AssertionError(f"these do not go on: {left}; read so far: {unread}") from None
+            raise AssertionError(f"these do not go on: {unfinished}; read so far: {unread}") from None
         assert all(run.closed for run in self.runs.values()), "a log has no end"
         await until(self._nothing_is_held)
         runs = await self._listed()
@@ -187,61 +187,61 @@ class Witness:
             if run["response_id"]:
                 await self._check_response(run["response_id"], run)
         self._check_effects()
-        for asked in self.asked.values():
+        for asked in self.requests.values():
             if asked.key:
                 await self._check_keyed(asked)
 
     async def _listed(self) -> list[Json]:
-        found, cursor = [], ""
+        data, cursor = [], ""
         while True:
             page = await self.gateway.get(f"/v1/runs?limit=200{cursor}")
-            found += page["data"]
+            data += page["data"]
             if page["next_cursor"] is None:
-                return found
+                return data
             cursor = f"&cursor={page['next_cursor']}"
 
     def _nothing_is_held(self) -> bool:
         with closing(sqlite3.connect(self.gateway.folder / "state.db", timeout=30)) as db:
-            held = [
+            holders = [
                 holder for (holder,) in db.execute("SELECT holder FROM leases WHERE name <> ''") if not is_gone(holder)
             ]
-            if not held:
+            if not holders:
                 assert db.execute("SELECT count(*) FROM run_partials").fetchone() == (0,), "open text without a run"
                 is_sound(db)
-            return not held
+            return not holders
 
-    async def _check_run(self, told: Json) -> None:
-        run_id = told["run_id"]
+    async def _check_run(self, record: Json) -> None:
+        run_id = record["run_id"]
         async with self.gateway.client.get(f"/v1/runs/{run_id}/events") as response:
             text = await response.read()
         *blocks, closing_, nothing = text.split(b"\n\n")
         assert (closing_, nothing) == (CLOSED, b"")
         run = self.runs.get(run_id)
         if run is None:  # its client never learnt its number
-            plan, goes_on = await self._plan_of(told)
+            plan, goes_on = await self._plan_of(record)
             run = self.runs[run_id] = Run(run_id, plan, goes_on, closed=True)
         assert not run.whole or run.whole == blocks, "a log has changed after its end"
         run.whole = blocks
-        check_log(run, told, self.cut)
-        await self._check_rows(run, told)
+        check_log(run, record, self.cut)
+        await self._check_rows(run, record)
 
-    async def _plan_of(self, told: Json) -> tuple[Plan, bool]:
+    async def _plan_of(self, record: Json) -> tuple[Plan, bool]:
         """What a run was to do; one that was never begun was to do nothing."""
-        rows = await self._rows(told["session_id"]) if told["started_at"] else []
-        said = [row["content"] for row in rows if (row["run_id"], row["role"]) == (told["run_id"], "user")]
-        found = [(asked.plan, asked.goes_on) for asked in self.asked.values() if [asked.plan.message] == said]
-        assert len(found) == bool(told["started_at"])
-        return found[0] if found else (Plan("none", ()), False)
+        rows = await self._rows(record["session_id"]) if record["started_at"] else []
+        contents = [row["content"] for row in rows if (row["run_id"], row["role"]) == (record["run_id"], "user")]
+        pairs = [(asked.plan, asked.goes_on) for asked in self.requests.values() if [asked.plan.message] == contents]
+        assert len(pairs) == bool(record["started_at"])
+        return pairs[0] if pairs else (Plan("none", ()), False)
 
     async def _rows(self, session: str) -> list[Json]:
-        found: list[Json] = (await self.gateway.get(f"/api/sessions/{session}/messages?limit=2000"))["data"]
-        return found
+        data: list[Json] = (await self.gateway.get(f"/api/sessions/{session}/messages?limit=2000"))["data"]
+        return data
 
-    async def _check_rows(self, run: Run, told: Json) -> None:
-        rows = [row for row in await self._rows(told["session_id"]) if row["run_id"] == run.run_id]
-        said = [row["content"] for row in rows if row["role"] == "assistant" and not row["synthetic"]]
+    async def _check_rows(self, run: Run, record: Json) -> None:
+        rows = [row for row in await self._rows(record["session_id"]) if row["run_id"] == run.run_id]
+        contents = [row["content"] for row in rows if row["role"] == "assistant" and not row["synthetic"]]
         events = [data_of(block) for block in run.whole]
-        assert said == [event["content"] for event in events if event["event"] == "message.completed"]
+        assert contents == [event["content"] for event in events if event["event"] == "message.completed"]
         results = {row["tool_call_id"]: row["content"] for row in rows if row["role"] == "tool"}
         ended = {e["tool_call_id"]: e["result"] for e in events if e["event"] == "tool.completed"}
         assert ended.items() <= results.items()
@@ -254,12 +254,12 @@ class Witness:
 
     async def _check_response(self, response_id: str, run: Json) -> None:
         """A response follows its run, and is a moment behind it."""
-        found: Json = {"status": "queued"}
+        payload: Json = {"status": "queued"}
         async with asyncio.timeout(TAKEN_UP_S):
-            while found["status"] in ("queued", "in_progress"):
-                found = await self.gateway.get(f"/v1/responses/{response_id}")
-        assert found["status"] == {"cancelled": "incomplete"}.get(run["status"], run["status"])
-        assert self.responses.setdefault(response_id, found) == found, "a response has changed after its end"
+            while payload["status"] in ("queued", "in_progress"):
+                payload = await self.gateway.get(f"/v1/responses/{response_id}")
+        assert payload["status"] == {"cancelled": "incomplete"}.get(run["status"], run["status"])
+        assert self.responses.setdefault(response_id, payload) == payload, "a response has changed after its end"
 
     def _check_effects(self) -> None:
         file = self.gateway.folder / "workspace" / EFFECTS
@@ -267,10 +267,12 @@ class Witness:
         assert [line for line, times in lines.items() if times > 1] == [], "an effect was had twice"
         for run in self.runs.values():
             events = [data_of(block) for block in run.whole]
-            begun = {e["tool_call_id"] for e in events if e["event"] == "tool.started" and e["tool"] == "terminal"}
+            tool_call_ids = {
+                e["tool_call_id"] for e in events if e["event"] == "tool.started" and e["tool"] == "terminal"
+            }
             ended = {e["tool_call_id"]: e["status"] for e in events if e["event"] == "tool.completed"}
             for call_id in run.plan.effects if run.whole else ():
-                assert lines[call_id] <= (call_id in begun), f"{call_id} took effect without being on record"
+                assert lines[call_id] <= (call_id in tool_call_ids), f"{call_id} took effect without being on record"
                 assert lines[call_id] or ended.get(call_id) != "ok", f"{call_id} is told as done"
 
     async def _check_keyed(self, asked: Asked) -> None:
@@ -292,7 +294,7 @@ class Witness:
         asked.answer = now
 
 
-def check_log(run: Run, told: Json, cut: tuple[str, str]) -> None:
+def check_log(run: Run, record: Json, cut: tuple[str, str]) -> None:
     """One order, one end, texts that only ever grow; and what a reader has seen is what there is."""
     whole = {number_of(block): block for block in run.whole}
     numbers = [number_of(block) for block in run.whole]
@@ -313,7 +315,7 @@ def check_log(run: Run, told: Json, cut: tuple[str, str]) -> None:
     for kind in ("tool.started", "tool.completed"):
         calls = Counter(e["tool_call_id"] for e in events if e["event"] == kind and e["tool"] == "terminal")
         assert set(calls.values()) <= {1}, f"{kind} twice"
-    check_end(run, told, events, cut)
+    check_end(run, record, events, cut)
 
 
 def check_texts(events: list[Json], *, lost: bool) -> None:
@@ -329,14 +331,14 @@ def check_texts(events: list[Json], *, lost: bool) -> None:
             assert text == whole or (lost and text.startswith(whole)), "a text is not the sum of its pieces"
 
 
-def check_end(run: Run, told: Json, events: list[Json], cut: tuple[str, str]) -> None:
+def check_end(run: Run, record: Json, events: list[Json], cut: tuple[str, str]) -> None:
     """A turn that goes on without its client has done all it was asked for; another may say that it was cut off."""
-    end, said = events[-1], [e["content"] for e in events if e["event"] == "message.completed"]
-    assert (told["status"], told["last_event"]) == (end["event"].removeprefix("run."), end["event"])
+    end, contents = events[-1], [e["content"] for e in events if e["event"] == "message.completed"]
+    assert (record["status"], record["last_event"]) == (end["event"].removeprefix("run."), end["event"])
     # What was not submitted may have been cut off before any of it was on record.
-    begun = run.submitted or len(events) > 1
-    if (run.goes_on and begun) or end["event"] == "run.completed":
-        assert (end["event"], said, end.get("output")) == ("run.completed", run.plan.texts, run.plan.texts[-1]), end
+    submitted = run.submitted or len(events) > 1
+    if (run.goes_on and submitted) or end["event"] == "run.completed":
+        assert (end["event"], contents, end.get("output")) == ("run.completed", run.plan.texts, run.plan.texts[-1]), end
         calls = [c.id for step in range(len(run.plan.steps)) for c in run.plan.calls(step)]
         assert sorted(e["tool_call_id"] for e in events if e["event"] == "tool.completed") == sorted(calls)
     else:

@@ -24,12 +24,12 @@ TRUNK, TRUNK_ROWS = "trunk", 12
 
 
 def say(**fields: Any) -> None:
-    """One line, short enough to be written in one piece. What is told here must survive whatever comes."""
+    """Report one line in one atomic write. What is reported must survive any crash."""
     os.write(1, json.dumps(fields).encode() + b"\n")
 
 
 def digest(text: str) -> str:
-    """What stands for a text that is too long to be told."""
+    """The digest that represents a long text in a report."""
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
@@ -45,8 +45,8 @@ class Worker:
     def text(self) -> str:
         """Words of its own, long enough now and then to need pages of their own."""
         self.count += 1
-        [words] = self.random.choices(["short", "middling " * 20, "long " * 2000, "漢字かな混じり"], [4, 4, 1, 1])
-        return f"{self.tag}/{self.count} {words}"
+        [filler] = self.random.choices(["short", "middling " * 20, "long " * 2000, "漢字かな混じり"], [4, 4, 1, 1])
+        return f"{self.tag}/{self.count} {filler}"
 
     # --- messages, in one session that all share and in one of its own
 
@@ -80,8 +80,8 @@ class Worker:
             self.store.runs.put_partials(turn.run_id, token, [partial])
             say(did="partial", run=turn.run_id, stream=message, seq=partial.last_seq, text=partial.text)
             calls = [{"id": f"call_{step}", "name": "clock", "arguments": "{}"}] if step == 1 else None
-            done = turn.complete(message, partial.text, partial.cuts, step, tool_calls=calls)
-            self._event(turn, done, partial.text)
+            result = turn.complete(message, partial.text, partial.cuts, step, tool_calls=calls)
+            self._event(turn, result, partial.text)
             if calls:
                 self._tool(turn, step)
         if self.random.random() < 0.3:
@@ -107,8 +107,8 @@ class Worker:
     @staticmethod
     def _event(turn: Turn, event: Any, text: str | None = None) -> None:
         row = event.data.get("row") or event.data.get("user_row")
-        told = None if text is None else digest(text)
-        say(did="event", run=turn.run_id, seq=event.seq, type=event.type, row=row, text=told)
+        text_digest = None if text is None else digest(text)
+        say(did="event", run=turn.run_id, seq=event.seq, type=event.type, row=row, text=text_digest)
 
     # --- branches that come and go
 

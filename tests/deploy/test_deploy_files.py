@@ -53,12 +53,15 @@ def compose() -> Json:
 
 
 def objects(kind: str) -> dict[str, Json]:
-    return {one["metadata"]["name"]: one for one in kubernetes() if one["kind"] == kind}
+    return {document["metadata"]["name"]: document for document in kubernetes() if document["kind"] == kind}
 
 
 def pods() -> dict[str, Json]:
     """The pod templates by the name of their controller."""
-    return {name: one["spec"]["template"] for name, one in {**objects("Deployment"), **objects("StatefulSet")}.items()}
+    return {
+        name: workload["spec"]["template"]
+        for name, workload in {**objects("Deployment"), **objects("StatefulSet")}.items()
+    }
 
 
 def container(name: str) -> Json:
@@ -74,8 +77,8 @@ def dockerfile() -> list[tuple[str, str]]:
 
 
 def image_environ() -> dict[str, str]:
-    words = [word for name, rest in dockerfile() if name == "ENV" for word in rest.split()]
-    return dict(word.split("=", 1) for word in words)
+    assignments = [word for name, rest in dockerfile() if name == "ENV" for word in rest.split()]
+    return dict(word.split("=", 1) for word in assignments)
 
 
 def seconds(text: str) -> float:
@@ -103,7 +106,7 @@ def images() -> Iterator[str]:
     yield from (rest.split()[0] for name, rest in dockerfile() if name == "FROM")
     yield from (service["image"] for service in compose()["services"].values())
     for pod in pods().values():
-        yield from (one["image"] for one in pod["spec"]["containers"])
+        yield from (container["image"] for container in pod["spec"]["containers"])
 
 
 def test_images_are_pinned_and_are_the_versions_that_tests_run_with() -> None:
@@ -182,8 +185,8 @@ def test_image_installs_extras_that_exist() -> None:
 def compose_variables() -> dict[str, str]:
     """The variables of hermes.env, filled in where the example leaves them to whoever copies it."""
     lines = (DEPLOY / "hermes.env.example").read_text().splitlines()
-    given = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    return {name: value or KEY for name, value in given.items()}
+    parts = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    return {name: value or KEY for name, value in parts.items()}
 
 
 def kubernetes_variables() -> dict[str, str]:
@@ -198,8 +201,8 @@ async def test_server_with_the_variables_of_the_files_has_a_model(
     variables: Callable[[], dict[str, str]], home_folder: Path
 ) -> None:
     async with serving(home_folder, environ=variables()) as server:
-        found = await server.get("/health/ready")
-    assert found["readiness"]["checks"]["model"]["status"] == "ok"
+        response = await server.get("/health/ready")
+    assert response["readiness"]["checks"]["model"]["status"] == "ok"
 
 
 # ---- compose
@@ -210,15 +213,15 @@ def test_compose_replicas_have_settings_that_are_understood(home: Home) -> None:
     replicas = {name: service for name, service in services.items() if name.startswith("hermes-")}
     assert len(replicas) == 3
     for service in replicas.values():
-        given = {name: _filled(value) for name, value in service["environment"].items()}
-        settings = loaded(home, image_environ() | given)
+        variables = {name: _filled(value) for name, value in service["environment"].items()}
+        settings = loaded(home, image_environ() | variables)
         assert settings.storage.url == f"postgresql://hermes:{PASSWORD}@postgres:5432/hermes"
         assert settings.bus.url == f"nats://hermes:{PASSWORD}@nats:4222"
         assert settings.api_server.host == "0.0.0.0"
         assert settings.api_server.key == PASSWORD
         assert seconds(service["stop_grace_period"]) > settings.api_server.drain_seconds + ENDING_S
         assert service["volumes"] == [f"home:{image_environ()['HERMES_HOME']}"]
-        assert {name: one["condition"] for name, one in service["depends_on"].items()} == {
+        assert {name: dependency["condition"] for name, dependency in service["depends_on"].items()} == {
             "postgres": "service_healthy",
             "nats": "service_healthy",
         }
@@ -229,7 +232,7 @@ def _filled(value: str) -> str:
     return re.sub(r"\$\{(\w+):\?[^}]*\}", PASSWORD, value)
 
 
-def test_compose_refers_to_what_it_has() -> None:
+def test_compose_references_are_defined() -> None:
     document = compose()
     services = document["services"]
     example = (DEPLOY / "hermes.env.example").read_text()
@@ -290,8 +293,8 @@ def test_nats_accepts_its_file(where: str, tmp_path: Path) -> None:
     file.write_text(nats_files()[where])
     environ = {"NATS_PASSWORD": PASSWORD}
     if where == "kubernetes":
-        given = {one["name"]: one.get("value", "nats-0") for one in container("nats")["env"]}
-        environ = {name: value.replace("$(NATS_PASSWORD)", PASSWORD) for name, value in given.items()} | environ
+        variables = {entry["name"]: entry.get("value", "nats-0") for entry in container("nats")["env"]}
+        environ = {name: value.replace("$(NATS_PASSWORD)", PASSWORD) for name, value in variables.items()} | environ
     result = subprocess.run(
         [nats_program(), "-t", "-c", file], env=environ, capture_output=True, text=True, check=False
     )
@@ -304,12 +307,12 @@ def test_nats_accepts_its_file(where: str, tmp_path: Path) -> None:
 
 def test_kubernetes_objects_are_complete_and_named_once() -> None:
     documents = kubernetes()
-    names = [(one["kind"], one["metadata"]["name"]) for one in documents]
+    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in documents]
     assert len(set(names)) == len(names)
     assert names[0] == ("Namespace", "hermes")
-    for one in documents:
-        assert one["apiVersion"]
-        assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == "hermes"
+    for document in documents:
+        assert document["apiVersion"]
+        assert document["kind"] == "Namespace" or document["metadata"]["namespace"] == "hermes"
     assert {kind for kind, _ in names} >= {
         *("Deployment", "StatefulSet", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler"),
         *("PersistentVolumeClaim", "NetworkPolicy", "ConfigMap"),
@@ -319,20 +322,24 @@ def test_kubernetes_objects_are_complete_and_named_once() -> None:
 
 def test_kubernetes_selectors_and_ports_meet_pods() -> None:
     labels = {pod["metadata"]["labels"]["app"]: pod for pod in pods().values()}
-    for name, one in {**objects("Deployment"), **objects("StatefulSet")}.items():
-        assert one["spec"]["selector"]["matchLabels"] == one["spec"]["template"]["metadata"]["labels"] == {"app": name}
-    for one in objects("Service").values():
-        [only] = labels[one["spec"]["selector"]["app"]]["spec"]["containers"]
-        assert {port["targetPort"] for port in one["spec"]["ports"]} <= {port["name"] for port in only["ports"]}
-    for one in objects("StatefulSet").values():
-        assert one["spec"]["serviceName"] in objects("Service")
-    for one in objects("PodDisruptionBudget").values():
-        assert one["spec"]["selector"]["matchLabels"]["app"] in labels
-    for one in objects("NetworkPolicy").values():
-        target = labels[one["spec"]["podSelector"]["matchLabels"]["app"]]
+    for name, workload in {**objects("Deployment"), **objects("StatefulSet")}.items():
+        assert (
+            workload["spec"]["selector"]["matchLabels"]
+            == workload["spec"]["template"]["metadata"]["labels"]
+            == {"app": name}
+        )
+    for workload in objects("Service").values():
+        [only] = labels[workload["spec"]["selector"]["app"]]["spec"]["containers"]
+        assert {port["targetPort"] for port in workload["spec"]["ports"]} <= {port["name"] for port in only["ports"]}
+    for workload in objects("StatefulSet").values():
+        assert workload["spec"]["serviceName"] in objects("Service")
+    for workload in objects("PodDisruptionBudget").values():
+        assert workload["spec"]["selector"]["matchLabels"]["app"] in labels
+    for workload in objects("NetworkPolicy").values():
+        target = labels[workload["spec"]["podSelector"]["matchLabels"]["app"]]
         [only] = target["spec"]["containers"]
         known = {port["containerPort"] for port in only["ports"]}
-        for rule in one["spec"]["ingress"]:
+        for rule in workload["spec"]["ingress"]:
             assert {port["port"] for port in rule["ports"]} <= known
             for source in rule["from"]:
                 assert "namespaceSelector" in source or source["podSelector"]["matchLabels"]["app"] in labels
@@ -340,36 +347,36 @@ def test_kubernetes_selectors_and_ports_meet_pods() -> None:
 
 
 def test_kubernetes_replicas_have_settings_that_are_understood(home: Home) -> None:
-    one = container("hermes")
-    given = {entry["name"]: entry.get("value", PASSWORD) for entry in one["env"]}
-    given = {name: value.replace(f"$({'POSTGRES_PASSWORD'})", PASSWORD) for name, value in given.items()}
-    given = {name: value.replace("$(NATS_PASSWORD)", PASSWORD) for name, value in given.items()}
-    settings = loaded(home, image_environ() | given | objects("ConfigMap")["hermes"]["data"])
+    spec = container("hermes")
+    variables = {entry["name"]: entry.get("value", PASSWORD) for entry in spec["env"]}
+    variables = {name: value.replace(f"$({'POSTGRES_PASSWORD'})", PASSWORD) for name, value in variables.items()}
+    variables = {name: value.replace("$(NATS_PASSWORD)", PASSWORD) for name, value in variables.items()}
+    settings = loaded(home, image_environ() | variables | objects("ConfigMap")["hermes"]["data"])
     services = {name: service["spec"]["ports"][0]["port"] for name, service in objects("Service").items()}
     assert settings.storage.url == f"postgresql://hermes:{PASSWORD}@postgres:{services['postgres']}/hermes"
     assert settings.bus.url == f"nats://hermes:{PASSWORD}@nats:{services['nats']}"
     assert settings.bus.queue_copies == objects("StatefulSet")["nats"]["spec"]["replicas"]
-    assert settings.api_server.port == one["ports"][0]["containerPort"]
+    assert settings.api_server.port == spec["ports"][0]["containerPort"]
     # What `$(NAME)` names is defined before.
-    names = [entry["name"] for entry in one["env"]]
-    for entry in one["env"]:
+    names = [entry["name"] for entry in spec["env"]]
+    for entry in spec["env"]:
         for used in re.findall(r"\$\((\w+)\)", entry.get("value", "")):
             assert names.index(used) < names.index(entry["name"])
     # A stop gives runs their time.
     pod = pods()["hermes"]["spec"]
-    pause = one["lifecycle"]["preStop"]["sleep"]["seconds"]
+    pause = spec["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] > pause + settings.api_server.drain_seconds + ENDING_S
 
 
 def test_kubernetes_probes_ask_open_routes_and_leave_replicas_in_the_service_without_engines() -> None:
-    one = container("hermes")
-    paths = {name: one[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")}
+    spec = container("hermes")
+    paths = {name: spec[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")}
     assert paths == {"startup": "/health/ready", "liveness": "/health", "readiness": "/health"}
     assert set(paths.values()) <= OPEN_ROUTES
-    assert {one[f"{name}Probe"]["httpGet"]["port"] for name in paths} == {one["ports"][0]["name"]}
+    assert {spec[f"{name}Probe"]["httpGet"]["port"] for name in paths} == {spec["ports"][0]["name"]}
     annotations = pods()["hermes"]["metadata"]["annotations"]
     assert annotations["prometheus.io/path"] in {route.path for route in ROUTES}
-    assert annotations["prometheus.io/port"] == str(one["ports"][0]["containerPort"])
+    assert annotations["prometheus.io/port"] == str(spec["ports"][0]["containerPort"])
 
 
 def test_kubernetes_scales_on_a_metric_that_exists_before_a_replica_takes_no_more(home: Home) -> None:
@@ -388,7 +395,7 @@ def test_kubernetes_scales_on_a_metric_that_exists_before_a_replica_takes_no_mor
 def test_kubernetes_nats_has_three_nodes_that_know_each_other() -> None:
     stateful = objects("StatefulSet")["nats"]["spec"]
     service = stateful["serviceName"]
-    routes = {one["value"] for one in container("nats")["env"] if one["name"].startswith("NATS_ROUTE")}
+    routes = {entry["value"] for entry in container("nats")["env"] if entry["name"].startswith("NATS_ROUTE")}
     port = next(port["containerPort"] for port in container("nats")["ports"] if port["name"] == "cluster")
     expected = {f"nats-route://route:$(NATS_PASSWORD)@nats-{n}.{service}:{port}" for n in range(stateful["replicas"])}
     assert routes == expected and len(routes) == 3
@@ -401,11 +408,11 @@ def test_kubernetes_pods_have_few_rights_and_no_secret_is_written_down() -> None
         assert pod["spec"]["securityContext"]["runAsNonRoot"] is True, name
         assert pod["spec"]["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault", name
         assert pod["spec"]["automountServiceAccountToken"] is False, name
-        for one in pod["spec"]["containers"]:
-            assert one["securityContext"]["allowPrivilegeEscalation"] is False
-            assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-            assert "memory" in one["resources"]["limits"]
-            for entry in one["env"]:
+        for pod_container in pod["spec"]["containers"]:
+            assert pod_container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert pod_container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert "memory" in pod_container["resources"]["limits"]
+            for entry in pod_container["env"]:
                 if re.search("PASSWORD$|KEY$", entry["name"]):
                     assert "value" not in entry, entry["name"]
     user = pods()["hermes"]["spec"]["securityContext"]["runAsUser"]
@@ -420,8 +427,8 @@ def test_kubernetes_pods_have_few_rights_and_no_secret_is_written_down() -> None
 # ---- PostgreSQL
 
 
-def max_connections(words: list[str]) -> int:
-    return next((int(word.split("=")[1]) for word in words if word.startswith("max_connections=")), 100)
+def max_connections(args: list[str]) -> int:
+    return next((int(word.split("=")[1]) for word in args if word.startswith("max_connections=")), 100)
 
 
 def test_postgres_has_connections_for_all_replicas() -> None:
@@ -429,12 +436,12 @@ def test_postgres_has_connections_for_all_replicas() -> None:
     surge = objects("Deployment")["hermes"]["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
     services = compose()["services"]
     replicas = sum(name.startswith("hermes-") for name in services)
-    for count, words in (
+    for count, args in (
         (spec["maxReplicas"] + surge, container("postgres").get("args", [])),
         (replicas, services["postgres"].get("command", [])),
     ):
         needed = count * (PG_POOL_MAX + PG_THREAD_POOL_MAX) + RESERVED_CONNECTIONS
-        assert max_connections(words) >= needed
+        assert max_connections(args) >= needed
 
 
 def test_versions_of_postgres_are_the_same_in_files_and_documents() -> None:
@@ -469,7 +476,7 @@ def test_unit_notifies_watches_and_gives_runs_their_time(home: Home) -> None:
     assert (name, value) == ("HERMES_HOME", f"/var/lib/{service['StateDirectory']}")
 
 
-def test_unit_leaves_the_sandbox_what_it_needs() -> None:
+def test_systemd_unit_permits_what_the_sandbox_needs() -> None:
     service = unit()["Service"]
     hiding = ("ProtectKernelTunables", "ProtectKernelLogs", "ProtectControlGroups", "ProtectProc", "PrivateUsers")
     assert not [name for name in (*hiding, "RestrictNamespaces", "PrivateDevices", "ProcSubset") if name in service]

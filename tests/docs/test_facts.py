@@ -41,7 +41,7 @@ def test_dashboard_uses_metrics_that_exist() -> None:
     dashboard = json.loads((REPOSITORY / "deploy/grafana-dashboard.json").read_text("utf-8"))
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert expressions
-    names = {name for one in expressions for name in re.findall(r"\bhermes_\w+", one)}
+    names = {name for expression in expressions for name in re.findall(r"\bhermes_\w+", expression)}
     registry = Metrics()._registry
     known = {sample.name for metric in registry.collect() for sample in metric.samples}
     known |= {

@@ -157,13 +157,13 @@ class Machine:
 
     def sh(self, text: str) -> None:
         script = _SERVED.sub("", self.here(text))
-        done = self.run(["bash", "-euo", "pipefail", "-c", script], stdin="a-key-to-read\n")
-        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
-        assert "Traceback" not in done.stderr
+        result = self.run(["bash", "-euo", "pipefail", "-c", script], stdin="a-key-to-read\n")
+        assert result.returncode == 0, f"{script}\n{result.stdout}\n{result.stderr}"
+        assert "Traceback" not in result.stderr
 
     def python(self, text: str) -> None:
-        done = self.run([sys.executable, "-c", self.here(text)])
-        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        result = self.run([sys.executable, "-c", self.here(text)])
+        assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
 
     def sql(self, text: str) -> None:
         with closing(sqlite3.connect(self.home() / "state.db")) as database:
@@ -232,11 +232,11 @@ def test_curl_example_of_every_operation(machine: Machine) -> None:
     def call(example: str) -> tuple[str, int, str, str] | None:
         """What went wrong, if anything did."""
         command = machine.here(example).replace("curl ", "curl -s -m 20 -o /dev/null -w %{http_code} ", 1)
-        done = machine.run(["bash", "-c", command])
-        is_live = done.returncode == 28 and done.stdout == "200"  # a stream that stays open
-        if is_live or (done.returncode == 0 and 200 <= int(done.stdout or 0) < 500):
+        result = machine.run(["bash", "-c", command])
+        is_live = result.returncode == 28 and result.stdout == "200"  # a stream that stays open
+        if is_live or (result.returncode == 0 and 200 <= int(result.stdout or 0) < 500):
             return None
-        return example, done.returncode, done.stdout, done.stderr
+        return example, result.returncode, result.stdout, result.stderr
 
     with machine.server(), ThreadPoolExecutor(8) as pool:
         assert [failure for failure in pool.map(call, examples) if failure] == []

@@ -34,11 +34,11 @@ class Stage(Network):
         super().__init__(threads.submit, **more)
         self.answers: dict[str, list[list[str]]] = {}
         self.servers: dict[str, int] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.dialled: list[str] = []
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        self.asked.append(host)
+        self.requests.append(host)
         answers = self.answers.get(host)
         if answers is None:
             raise OSError(f"no such name: {host}")
@@ -73,7 +73,7 @@ def certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, str]:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     names = x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("127.0.0.9"))])
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
@@ -86,7 +86,7 @@ def certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, str]:
         .sign(key, hashes.SHA256())
     )
     public, private = folder / "certificate.pem", folder / "key.pem"
-    public.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    public.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     form = serialization.PrivateFormat.PKCS8
     private.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

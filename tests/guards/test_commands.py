@@ -41,9 +41,9 @@ def rules_of(command: str, cwd: str = CWD, facts: Facts = FACTS) -> frozenset[st
 @pytest.mark.parametrize("section", TABLE)
 def test_command_rules_table(section: str) -> None:
     wrong = [
-        (command, sorted(expected), sorted(found))
+        (command, sorted(expected), sorted(rules))
         for expected, command in TABLE[section]
-        if (found := rules_of(command)) != expected
+        if (rules := rules_of(command)) != expected
     ]
     assert not wrong
 
@@ -86,15 +86,15 @@ def test_command_rules_expand_known_variables() -> None:
 
 
 def test_overwrite_rule_checks_whether_file_exists() -> None:
-    asked: list[str] = []
+    paths: list[str] = []
 
     def exists(path: str) -> bool:
-        asked.append(path)
+        paths.append(path)
         return path == "/tmp/old"
 
     command = "echo a > /tmp/old; echo b > /tmp/new; echo c >> /tmp/old; echo d > here; echo e > /dev/null"
     assert [hit.detail for hit in check(command, CWD, FACTS, exists)] == ["echo a > /tmp/old"]
-    assert asked == ["/tmp/old", "/tmp/new"]
+    assert paths == ["/tmp/old", "/tmp/new"]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ WRAPPINGS += [
 @st.composite
 def disguised(draw: st.DrawFn) -> tuple[str, str]:
     """A rule, and a command that falls under it, written in some roundabout way."""
-    rule, words = draw(st.sampled_from(PLAIN_COMMANDS))
+    rule, args = draw(st.sampled_from(PLAIN_COMMANDS))
     wrapping = draw(st.sampled_from(WRAPPINGS))
     within_quotes = "'" in wrapping and "<<" not in wrapping
     before: list[str] = []
@@ -271,7 +271,7 @@ def disguised(draw: st.DrawFn) -> tuple[str, str]:
         return "".join(piece(text[a:b]) for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) if text[a:b])
 
     gap = draw(st.sampled_from([" ", "  ", "\t", "${IFS}", " \\\n ", "$IFS$9"]))
-    inner = gap.join(map(word, words))
+    inner = gap.join(map(word, args))
     return rule, "".join(before) + wrapping.format(inner)
 
 
@@ -291,7 +291,7 @@ b|$v$v|"$v"{x,y}|*|'*'|${v}{x,y}
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash to compare with")
 def test_word_expansion_matches_bash() -> None:
-    words = [
+    patterns = [
         word.strip("\n")
         for word in WORDS.replace("\n\n", "\n")
         .strip()
@@ -300,25 +300,25 @@ def test_word_expansion_matches_bash() -> None:
         .replace("\0", "\\\nb")
         .split("|")
     ]
-    script = "set -f; v=rm; w='p  q'; e=; a=(x 'y z'); set -- 1 '2 3'\n" + "\n".join(f"p {word}" for word in words)
+    script = "set -f; v=rm; w='p  q'; e=; a=(x 'y z'); set -- 1 '2 3'\n" + "\n".join(f"p {word}" for word in patterns)
     show = "p() { printf '%s\\0' \"$@\"; printf '\\1'; }\n"
-    told = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", show + script], capture_output=True, text=True, check=True, env={"HOME": "/home/u"}
     )
-    expected = [tuple(line.split("\0")[:-1]) for line in told.stdout.split("\1")[:-1]]
+    expected = [tuple(line.split("\0")[:-1]) for line in result.stdout.split("\1")[:-1]]
 
     class Seen(commands._CommandAnalyzer):
-        got: list[tuple[str, ...]]
+        expansions: list[tuple[str, ...]]
 
         def call(self, argv: list[str], feed: str | None) -> str | None:
             if argv[0] != "p":
                 return super().call(argv, feed)
-            self.got.append(tuple(plain(arg) for arg in argv[1:]))
+            self.expansions.append(tuple(plain(arg) for arg in argv[1:]))
             return ""
 
     judge = Seen(CWD, Facts((CWD,), "/home/u", "/h", env={}))
-    judge.got = []
+    judge.expansions = []
     judge.begin(script)
-    assert not judge.opaque and not any(UNKNOWN in arg for args in judge.got for arg in args)
+    assert not judge.opaque and not any(UNKNOWN in arg for args in judge.expansions for arg in args)
     printed = [args or ("",) for args in expected]
-    assert [args or ("",) for args in judge.got] == printed
+    assert [args or ("",) for args in judge.expansions] == printed

@@ -1,4 +1,4 @@
-"""Job prompts and scripts that would give credentials away are told from ordinary ones."""
+"""Detection of job prompts and scripts that would leak credentials."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def test_quotation_strips_invisible_characters() -> None:
 
 
 def test_long_injection_is_named_in_short() -> None:
-    words = "ignore " + "very " * 2 + "previous " + "x" * 500 + " instructions"
-    assert len(suspicious(words)) < 200
+    text = "ignore " + "very " * 2 + "previous " + "x" * 500 + " instructions"
+    assert len(suspicious(text)) < 200
 
 
 @given(st.text(max_size=200))

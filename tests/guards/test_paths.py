@@ -25,7 +25,7 @@ SECRET = b"the secret"
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A user's home with a Hermes home in it, a workspace, and a folder of nobody's."""
+    """A user's home with a Hermes home in it, a workspace, and an unrelated folder."""
     for folder in ("user/.hermes/workspace", "user/.ssh", "ws/src", "elsewhere"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "user/.ssh/id_rsa").write_bytes(SECRET)
@@ -47,12 +47,12 @@ def paths(place: Path, **more: object) -> Paths:
 def rule_of(call: Callable[[], object]) -> str:
     """The rule that refuses a call, or nothing."""
     try:
-        found = call()
+        result = call()
     except PathRefused as refused:
         assert refused.code == "path_refused" and refused.rule in str(refused)
         return refused.rule
-    if hasattr(found, "close"):
-        found.close()
+    if hasattr(result, "close"):
+        result.close()
     return ""
 
 
@@ -504,14 +504,14 @@ def test_file_swapped_for_link_is_not_followed(place: Path, swapped: Swapping) -
 
 
 def test_file_swapped_for_link_during_open_is_not_followed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = 0
+    looks = 0
     examine = Paths._examine
 
-    def swapping(self: Paths, found: os.stat_result) -> None:
-        nonlocal seen
-        examine(self, found)
-        seen += 1
-        if seen == 1:
+    def swapping(self: Paths, stat: os.stat_result) -> None:
+        nonlocal looks
+        examine(self, stat)
+        looks += 1
+        if looks == 1:
             (place / "ws/src/main.py").unlink()
             (place / "ws/src/main.py").symlink_to(place / "user/.ssh/id_rsa")
 

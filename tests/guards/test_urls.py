@@ -43,17 +43,17 @@ def guard_of(stage: Network, tmp_path: Path, *, own: tuple[int, ...] = (), **set
 
 @pytest.fixture
 async def threads() -> AsyncIterator[Threads]:
-    found = Threads(4)
-    yield found
-    found.close()
+    threads = Threads(4)
+    yield threads
+    threads.close()
 
 
 @pytest.fixture
 async def stage(threads: Threads) -> Stage:
     """The name `page.test` at one address of the world, `other.test` at another."""
-    found = Stage(threads)
-    found.answers |= {"page.test": [[WORLD]], "other.test": [[ELSEWHERE]]}
-    return found
+    stage = Stage(threads)
+    stage.answers |= {"page.test": [[WORLD]], "other.test": [[ELSEWHERE]]}
+    return stage
 
 
 async def why(url: str, guard: UrlGuard, **more: Any) -> str:
@@ -174,7 +174,7 @@ async def test_url_with_secret_is_rejected(stage: Stage, tmp_path: Path, url: st
     with pytest.raises(UrlRefused) as refused:
         await guard_of(stage, tmp_path).fetch(url)
     assert refused.value.code == "url_has_secret" and SECRET not in str(refused.value)
-    assert not stage.asked, "not even its name is looked up"
+    assert not stage.requests, "not even its name is looked up"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,10 @@ TEREDO_CLIENT = f"2001:0:808:808:0:0:{0xFFFF ^ 0x7F00:x}:{0xFFFF ^ 1:x}"
 
 @pytest.mark.parametrize(
     ("address", "kind"),
-    [*((address, kind) for kind, found in REFUSED.items() for address in found.split()), (TEREDO_CLIENT, "loopback")],
+    [
+        *((address, kind) for kind, addresses in REFUSED.items() for address in addresses.split()),
+        (TEREDO_CLIENT, "loopback"),
+    ],
 )
 async def test_non_global_address_is_rejected(stage: Stage, tmp_path: Path, address: str, kind: str) -> None:
     assert address_kinds(address)[0] == kind
@@ -235,7 +238,7 @@ def test_global_addresses_are_accepted(address: str) -> None:
 
 
 def spellings(address: IPv4Address) -> list[str]:
-    """The ways to write an IPv4 address that somebody somewhere understands."""
+    """All notations of an IPv4 address that some resolver accepts."""
     a, b, c, d = address.packed
     whole, low, half = int(address), (c << 8) | d, f"{(a << 8) | b:x}:{(c << 8) | d:x}"
     dotted = str(address)
@@ -290,10 +293,10 @@ def spellings(address: IPv4Address) -> list[str]:
 
 
 class Libc(Stage):
-    """Reads odd numbers as the system's own lookup does, and lets nobody connect."""
+    """Parses unusual IPv4 notations as the system's resolver does, and never connects."""
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        return [found[4][0] for found in socket.getaddrinfo(host, port, flags=socket.AI_NUMERICHOST)]
+        return [info[4][0] for info in socket.getaddrinfo(host, port, flags=socket.AI_NUMERICHOST)]
 
     async def client(self, host: str, addresses: list[str]) -> Any:
         raise AssertionError(f"connected to {host}: {addresses}")
@@ -327,7 +330,7 @@ def test_every_spelling_of_private_address_is_rejected(
 )
 async def test_metadata_names_are_always_rejected(stage: Stage, tmp_path: Path, host: str) -> None:
     guard = guard_of(stage, tmp_path, security__allow_private_urls=True)
-    assert await why(f"http://{host}/", guard, trusted=True) == "metadata" and not stage.asked
+    assert await why(f"http://{host}/", guard, trusted=True) == "metadata" and not stage.requests
 
 
 @pytest.mark.parametrize("lifted", ["setting", "trusted"])
@@ -375,16 +378,16 @@ async def test_connection_uses_checked_address(stage: Stage, tmp_path: Path) -> 
         stage.servers |= {WORLD: outer, "127.0.0.1": hidden}
         stage.answers["page.test"] = [[WORLD], ["127.0.0.1"]]
         fetched = await guard_of(stage, tmp_path).fetch("http://page.test/")
-        assert (fetched.data, stage.asked, stage.dialled) == (b"hello", ["page.test"], [WORLD])
+        assert (fetched.data, stage.requests, stage.dialled) == (b"hello", ["page.test"], [WORLD])
         assert await why("http://page.test/", guard_of(stage, tmp_path)) == "loopback"
 
 
 async def test_dns_is_asked_once(threads: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    hosts: list[str] = []
 
     def turning(host: str, port: int, *_: object) -> list[tuple[Any, ...]]:
-        asked.append(host)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{min(len(asked), 2)}", port))]
+        hosts.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{min(len(hosts), 2)}", port))]
 
     async def second(_: web.Request) -> web.StreamResponse:
         return web.Response(text="second")
@@ -393,7 +396,7 @@ async def test_dns_is_asked_once(threads: Threads, tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(socket, "getaddrinfo", turning)
         guard = guard_of(Network(threads.submit), tmp_path, security__allow_private_urls=True)
         assert (await guard.fetch(f"http://turning.test:{port}/")).data == b"hello"
-        assert asked == ["turning.test"]
+        assert hosts == ["turning.test"]
         assert (await guard.fetch(f"http://turning.test:{port}/")).data == b"second"
 
 
@@ -425,14 +428,14 @@ async def test_unresolvable_name_is_rejected(
     stage.answers["empty.test"] = [[]]
     for host in ("unknown.test", "empty.test"):
         assert await why(f"http://{host}/", guard_of(stage, tmp_path)) == "unresolvable"
-    done = threading.Event()
+    finished = threading.Event()
     monkeypatch.setattr(network_module, "RESOLVE_S_MAX", 0.05)
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: done.wait())
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: finished.wait())
     try:
         assert await why("http://slow.test/", guard_of(Network(threads.submit), tmp_path)) == "unresolvable"
         assert threads.abandoned == 1
     finally:
-        done.set()
+        finished.set()
 
 
 async def test_certificate_is_verified_for_name(threads: Threads, tmp_path: Path) -> None:
@@ -547,10 +550,10 @@ async def test_trust_does_not_extend_to_redirect_target(stage: Stage, tmp_path: 
 @pytest.mark.parametrize(("hops", "rule"), [(5, ""), (6, "redirects")])
 async def test_at_most_five_redirects(stage: Stage, tmp_path: Path, hops: int, rule: str) -> None:
     async def count(request: web.Request) -> web.StreamResponse:
-        left = int(request.path[1:])
-        if not left:
+        remaining = int(request.path[1:])
+        if not remaining:
             return web.Response(text="there")
-        raise web.HTTPFound(f"/{left - 1}")
+        raise web.HTTPFound(f"/{remaining - 1}")
 
     async with serving(count) as port:
         stage.servers[WORLD] = port
@@ -571,15 +574,15 @@ async def test_https_to_http_redirect_is_rejected(threads: Threads, tmp_path: Pa
 
 
 async def test_credentials_and_cookies_are_dropped_on_redirect(stage: Stage, tmp_path: Path) -> None:
-    seen: list[web.Request] = []
+    requests: list[web.Request] = []
 
     async def away(request: web.Request) -> web.StreamResponse:
-        seen.append(request)
+        requests.append(request)
         place = "/next" if request.path == "/" else "http://other.test/end"
         return web.Response(status=302, headers={"Location": place, "Set-Cookie": "id=1"})
 
     async def end(request: web.Request) -> web.StreamResponse:
-        seen.append(request)
+        requests.append(request)
         return web.Response(text="end")
 
     private = {"Authorization": "Bearer abc", "Cookie": "a=b", "X-Api-Key": "abc", "Mcp-Session-Id": "abc"}
@@ -587,8 +590,8 @@ async def test_credentials_and_cookies_are_dropped_on_redirect(stage: Stage, tmp
         stage.servers |= {WORLD: first, ELSEWHERE: second}
         headers = {**private, "Accept": "text/html"}
         fetched = await guard_of(stage, tmp_path).fetch("http://page.test/", headers=headers)
-    assert (fetched.final_url, len(seen)) == ("http://other.test/end", 3)
-    same, other = seen[1].headers, seen[2].headers
+    assert (fetched.final_url, len(requests)) == ("http://other.test/end", 3)
+    same, other = requests[1].headers, requests[2].headers
     assert same["Authorization"] == "Bearer abc" and same["Cookie"] == "a=b"
     assert (
         not set(other) & {*private, "Referer", "Content-Type"}
@@ -610,24 +613,24 @@ async def test_credentials_and_cookies_are_dropped_on_redirect(stage: Stage, tmp
 async def test_body_is_not_sent_to_other_server(
     stage: Stage, tmp_path: Path, status: int, place: str, outcome: object
 ) -> None:
-    seen: list[tuple[str, bytes]] = []
+    observed: list[tuple[str, bytes]] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path == "/end":
-            seen.append((request.method, await request.read()))
+            observed.append((request.method, await request.read()))
             return web.Response(text="end")
         return web.Response(status=status, headers={"Location": place})
 
     async with serving(answer) as port:
         stage.servers |= {WORLD: port, ELSEWHERE: port}
         rule = await why("http://page.test/", guard_of(stage, tmp_path), body=b"text")
-    assert (rule or seen[0]) == outcome
+    assert (rule or observed[0]) == outcome
 
 
 # ---- what comes back
 
 
-async def answered(stage: Stage, tmp_path: Path, body: bytes, headers: dict[str, str], **more: Any) -> bytes | str:
+async def answer_data(stage: Stage, tmp_path: Path, body: bytes, headers: dict[str, str], **more: Any) -> bytes | str:
     """The data that a server's answer gives, or the rule that it ends by."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -683,12 +686,12 @@ PLENTY = NOISE * 50
 async def test_decompression_is_limited(
     stage: Stage, tmp_path: Path, encoding: str, body: bytes, outcome: bytes | str
 ) -> None:
-    assert await answered(stage, tmp_path, body, {"Content-Encoding": encoding}) == outcome
+    assert await answer_data(stage, tmp_path, body, {"Content-Encoding": encoding}) == outcome
 
 
 @pytest.mark.parametrize(("size", "outcome"), [(1000, b"x" * 1000), (1001, "too_large")])
 async def test_response_size_limit_is_exact(stage: Stage, tmp_path: Path, size: int, outcome: bytes | str) -> None:
-    assert await answered(stage, tmp_path, b"x" * size, {}, bytes_max=1000) == outcome
+    assert await answer_data(stage, tmp_path, b"x" * size, {}, bytes_max=1000) == outcome
 
 
 async def test_endless_response_is_cut_at_limit(stage: Stage, tmp_path: Path) -> None:
@@ -728,8 +731,8 @@ async def test_endless_response_is_cut_at_limit(stage: Stage, tmp_path: Path) ->
 )
 async def test_content_type_is_checked(stage: Stage, tmp_path: Path, content_type: str, kind: str) -> None:
     for kinds_asked in (DOCUMENTS, IMAGES, frozenset({kind or "text"})):
-        found = await answered(stage, tmp_path, b"text", {"Content-Type": content_type}, kinds=kinds_asked)
-        assert found == (b"text" if kind in kinds_asked else "content_type")
+        result = await answer_data(stage, tmp_path, b"text", {"Content-Type": content_type}, kinds=kinds_asked)
+        assert result == (b"text" if kind in kinds_asked else "content_type")
 
 
 async def test_fetched_response_fields(stage: Stage, tmp_path: Path) -> None:
@@ -738,19 +741,19 @@ async def test_fetched_response_fields(stage: Stage, tmp_path: Path) -> None:
 
     async with serving(answer) as port:
         stage.servers[WORLD] = port
-        found = await guard_of(stage, tmp_path).fetch("http://PAGE.test./x#y")
-    assert found == ("http://page.test/x", 404, "text/html", "iso-8859-1", b"\xe4")
+        response = await guard_of(stage, tmp_path).fetch("http://PAGE.test./x#y")
+    assert response == ("http://page.test/x", 404, "text/html", "iso-8859-1", b"\xe4")
 
 
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("has_started", [False, True])
 async def test_slow_server_times_out(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_started: bool
 ) -> None:
     monkeypatch.setattr(urls_module, "FETCH_S_MAX", 0.2)
 
     async def slow(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
-        if begun:
+        if has_started:
             await response.prepare(request)
             await response.write(b"a")
         await asyncio.Event().wait()

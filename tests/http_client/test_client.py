@@ -60,12 +60,12 @@ def one_tls_context() -> None:
 # --- the other side --------------------------------------------------------------------------------------------------
 
 
-class Scene:
+class RawServer:
     """A server, and what has happened at it."""
 
     def __init__(self) -> None:
         self.port = 0
-        self.connections = self.left = 0
+        self.connections = self.closed = 0
         self.requests: list[bytes] = []
         self.faults: list[BaseException] = []
         self.writers: list[Writer] = []
@@ -73,7 +73,7 @@ class Scene:
     def url(self, path: str = "/", host: str = "127.0.0.1", scheme: str = "http") -> str:
         return f"{scheme}://{host}:{self.port}{path}"
 
-    async def hear(self, reader: Reader) -> bytes:
+    async def read_request(self, reader: Reader) -> bytes:
         """One request."""
         head = await reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
@@ -81,51 +81,51 @@ class Scene:
         return self.requests[-1]
 
 
-Part = Callable[[Scene, Reader, Writer], Awaitable[None]]
+Part = Callable[[RawServer, Reader, Writer], Awaitable[None]]
 
 
 @asynccontextmanager
-async def playing(part: Part, *, unix: Path | None = None, **how: Any) -> AsyncIterator[Scene]:
+async def serving(part: Part, *, unix: Path | None = None, **how: Any) -> AsyncIterator[RawServer]:
     """A server that plays a part with everyone who comes."""
-    scene, tasks = Scene(), set[asyncio.Task[Any]]()
+    raw_server, tasks = RawServer(), set[asyncio.Task[Any]]()
 
     async def play(reader: Reader, writer: Writer) -> None:
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
-        scene.writers.append(writer)
-        scene.connections += 1
+        raw_server.writers.append(writer)
+        raw_server.connections += 1
         try:
-            await part(scene, reader, writer)
+            await part(raw_server, reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         except Exception as fault:
-            scene.faults.append(fault)
+            raw_server.faults.append(fault)
         finally:
-            scene.left += 1
+            raw_server.closed += 1
             writer.close()
 
     if unix is not None:
         server = await asyncio.start_unix_server(play, unix)
     else:
         server = await asyncio.start_server(play, how.pop("host", "127.0.0.1"), how.pop("port", 0), **how)
-        scene.port = server.sockets[0].getsockname()[1]
+        raw_server.port = server.sockets[0].getsockname()[1]
     try:
-        yield scene
+        yield raw_server
     finally:
         server.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for writer in scene.writers:
+        for writer in raw_server.writers:
             writer.transport.abort()
         for _ in range(3):
             await asyncio.sleep(0)
-        assert scene.faults == []
+        assert raw_server.faults == []
 
 
 async def perform(writer: Writer, pieces: Any) -> bool:
-    """Say something in pieces that come one by one; whether there is somebody left to talk to."""
+    """Write the pieces one by one; returns whether the client is still connected."""
     for piece in pieces if isinstance(pieces, list | tuple) else [pieces]:
         if isinstance(piece, asyncio.Event):
             await piece.wait()
@@ -148,18 +148,18 @@ async def perform(writer: Writer, pieces: Any) -> bool:
 def answers(*scripts: Any) -> Part:
     """To every request the next of these, to all further ones the last."""
 
-    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+    async def part(raw_server: RawServer, reader: Reader, writer: Writer) -> None:
         while True:
-            await scene.hear(reader)
-            if not await perform(writer, scripts[min(len(scene.requests), len(scripts)) - 1]):
+            await raw_server.read_request(reader)
+            if not await perform(writer, scripts[min(len(raw_server.requests), len(scripts)) - 1]):
                 return
 
     return part
 
 
-async def silent(scene: Scene, reader: Reader, writer: Writer) -> None:
+async def silent(raw_server: RawServer, reader: Reader, writer: Writer) -> None:
     """Hear a request, say nothing, and wait for the other to leave."""
-    await scene.hear(reader)
+    await raw_server.read_request(reader)
     while await reader.read(65536):
         pass
 
@@ -181,7 +181,7 @@ class Names:
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
         self.known: dict[str, list[str] | Exception | None] = {}
-        self.asked: list[str] = []
+        self.lookups: list[str] = []
         self.pending: list[Pending] = []
 
     def __call__(self, function: Callable[[], Any]) -> Any:
@@ -189,7 +189,7 @@ class Names:
         if function.func is not socket.getaddrinfo:
             return self._threads.submit(function)
         host, port = function.args[:2]
-        self.asked.append(host)
+        self.lookups.append(host)
         if host not in self.known:
             return self._threads.submit(function)
         self.pending.append(Pending())
@@ -198,18 +198,18 @@ class Names:
         return self.pending[-1]
 
     def tell(self, host: str, port: int) -> None:
-        found, future = self.known[host], self.pending[-1].future
-        if isinstance(found, Exception):
-            future.set_exception(found)
+        addresses, future = self.known[host], self.pending[-1].future
+        if isinstance(addresses, Exception):
+            future.set_exception(addresses)
         else:
-            future.set_result([(socket.AF_INET, socket.SOCK_STREAM, 6, "", (at, port)) for at in found or ()])
+            future.set_result([(socket.AF_INET, socket.SOCK_STREAM, 6, "", (at, port)) for at in addresses or ()])
 
 
 @pytest.fixture
 def threads() -> Iterator[Threads]:
-    made = Threads(2)
-    yield made
-    made.close()
+    threads = Threads(2)
+    yield threads
+    threads.close()
 
 
 @pytest.fixture
@@ -219,9 +219,9 @@ async def names(threads: Threads) -> Names:
 
 @pytest.fixture
 async def http(names: Names) -> AsyncIterator[HttpClient]:
-    made = HttpClient(names)
-    yield made
-    await made.close()
+    client = HttpClient(names)
+    yield client
+    await client.close()
 
 
 @pytest.fixture(autouse=True)
@@ -266,12 +266,12 @@ def fields(request: bytes) -> list[tuple[str, str]]:
 
 
 async def test_plain_get(http: HttpClient) -> None:
-    async with playing(answers(OK)) as scene:
-        assert await ask(http, scene.url("/v1/models?a=b&c=%20d")) == (200, b"ok")
-    assert scene.requests[0].startswith(b"GET /v1/models?a=b&c=%20d HTTP/1.1\r\n")
-    sent = dict(fields(scene.requests[0]))
+    async with serving(answers(OK)) as raw_server:
+        assert await ask(http, raw_server.url("/v1/models?a=b&c=%20d")) == (200, b"ok")
+    assert raw_server.requests[0].startswith(b"GET /v1/models?a=b&c=%20d HTTP/1.1\r\n")
+    sent = dict(fields(raw_server.requests[0]))
     assert sent == {
-        "host": f"127.0.0.1:{scene.port}",
+        "host": f"127.0.0.1:{raw_server.port}",
         "user-agent": "hermes",
         "accept": "*/*",
         "accept-encoding": "gzip, deflate",
@@ -281,19 +281,19 @@ async def test_plain_get(http: HttpClient) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
 @pytest.mark.parametrize("body", [b"", b"{}", b"\0" * 300_000], ids=["empty", "short", "long"])
 async def test_request_body_has_content_length(http: HttpClient, method: str, body: bytes) -> None:
-    async with playing(answers(OK)) as scene:
-        assert await ask(http, scene.url(), method, body) == (200, b"ok")
-    head, _, sent = scene.requests[0].partition(b"\r\n\r\n")
+    async with serving(answers(OK)) as raw_server:
+        assert await ask(http, raw_server.url(), method, body) == (200, b"ok")
+    head, _, sent = raw_server.requests[0].partition(b"\r\n\r\n")
     assert head.startswith(method.encode() + b" / HTTP/1.1\r\n") and sent == body
     assert [value for name, value in fields(head) if name == "content-length"] == [str(len(body))]
 
 
 async def test_given_headers_override_defaults(http: HttpClient) -> None:
-    async with playing(answers(OK)) as scene:
+    async with serving(answers(OK)) as raw_server:
         headers = {"user-agent": "other", "ACCEPT": "text/plain", "X-Name": "größe"}
-        async with http.send("GET", scene.url(), headers, b"", PATIENT):
+        async with http.send("GET", raw_server.url(), headers, b"", PATIENT):
             pass
-    sent = fields(scene.requests[0])
+    sent = fields(raw_server.requests[0])
     assert [pair for pair in sent if pair[0] != "host"] == [
         ("accept-encoding", "gzip, deflate"),
         ("user-agent", "other"),
@@ -304,11 +304,14 @@ async def test_given_headers_override_defaults(http: HttpClient) -> None:
 
 async def test_framing_headers_cannot_be_overridden(http: HttpClient) -> None:
     headers = {"content-LENGTH": "7", "Transfer-Encoding": "chunked", "CONNECTION": "close", "host": "evil.test"}
-    async with playing(answers(OK)) as scene, http.send("POST", scene.url(), headers, b"body", PATIENT) as answer:
+    async with (
+        serving(answers(OK)) as raw_server,
+        http.send("POST", raw_server.url(), headers, b"body", PATIENT) as answer,
+    ):
         assert answer.status == 200
-    sent = fields(scene.requests[0])
+    sent = fields(raw_server.requests[0])
     assert [pair for pair in sent if pair[0] in {name.lower() for name in headers}] == [
-        ("host", f"127.0.0.1:{scene.port}"),
+        ("host", f"127.0.0.1:{raw_server.port}"),
         ("content-length", "4"),
     ]
 
@@ -320,11 +323,11 @@ async def test_framing_headers_cannot_be_overridden(http: HttpClient) -> None:
     + [("", "a"), (" X", "a"), ("Größe", "a")],
 )
 async def test_header_injection_is_rejected_unsent(http: HttpClient, name: str, value: str) -> None:
-    async with playing(answers(OK)) as scene:
+    async with serving(answers(OK)) as raw_server:
         with pytest.raises(ConnectFailed, match="header"):
-            async with http.send("GET", scene.url(), {name: value}, b"", PATIENT):
+            async with http.send("GET", raw_server.url(), {name: value}, b"", PATIENT):
                 pass
-    assert scene.connections == 0
+    assert raw_server.connections == 0
 
 
 @pytest.mark.parametrize(
@@ -342,9 +345,11 @@ async def test_header_injection_is_rejected_unsent(http: HttpClient, name: str, 
 )
 async def test_urls_are_quoted(http: HttpClient, names: Names, url: str, line: str, host: str) -> None:
     names.known = {"here.test": ["127.0.0.1"], "xn--bcher-kva.test": ["127.0.0.1"]}
-    async with playing(answers(OK)) as scene:
-        assert await ask(http, url.format(scene.port)) == (200, b"ok")
-    assert scene.requests[0].startswith(f"GET {line} HTTP/1.1\r\nHost: {host.format(scene.port)}\r\n".encode())
+    async with serving(answers(OK)) as raw_server:
+        assert await ask(http, url.format(raw_server.port)) == (200, b"ok")
+    assert raw_server.requests[0].startswith(
+        f"GET {line} HTTP/1.1\r\nHost: {host.format(raw_server.port)}\r\n".encode()
+    )
 
 
 def test_default_port_is_omitted_from_host() -> None:
@@ -358,12 +363,14 @@ async def test_invalid_url_is_rejected(http: HttpClient, url: str) -> None:
 
 
 async def test_user_info_in_url_becomes_basic_auth(http: HttpClient) -> None:
-    async with playing(answers(OK)) as scene:
-        await ask(http, scene.url(host="me:p%40ss@127.0.0.1"))
-        await ask(http, scene.url(host="me:p%40ss@127.0.0.1"), Authorization="Bearer key")
-    told = [[v for n, v in fields(request) if n in ("host", "authorization")] for request in scene.requests]
-    here = f"127.0.0.1:{scene.port}"
-    assert told == [[here, "Basic " + base64.b64encode(b"me:p@ss").decode()], [here, "Bearer key"]]
+    async with serving(answers(OK)) as raw_server:
+        await ask(http, raw_server.url(host="me:p%40ss@127.0.0.1"))
+        await ask(http, raw_server.url(host="me:p%40ss@127.0.0.1"), Authorization="Bearer key")
+    sent_headers = [
+        [v for n, v in fields(request) if n in ("host", "authorization")] for request in raw_server.requests
+    ]
+    here = f"127.0.0.1:{raw_server.port}"
+    assert sent_headers == [[here, "Basic " + base64.b64encode(b"me:p@ss").decode()], [here, "Bearer key"]]
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
@@ -376,7 +383,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize(
-    ("said", "body"),
+    ("chunks", "body"),
     [
         (sized(b"hello"), b"hello"),
         (sized(b""), b""),
@@ -403,20 +410,20 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
         ([HEAD + b"Content-Encoding: gzip\r\n\r\n" + GZIPPED, CLOSE], b"text" * 50),
     ],
 )
-async def test_body_is_read_for_any_chunking(http: HttpClient, said: Any, body: bytes) -> None:
-    first, *rest = said if isinstance(said, list) else [said]
+async def test_body_is_read_for_any_chunking(http: HttpClient, chunks: Any, body: bytes) -> None:
+    first, *rest = chunks if isinstance(chunks, list) else [chunks]
     ways = [cut(first, [place]) for place in range(1, len(first))] + [[first], cut(first, range(1, len(first)))]
-    async with playing(answers(*[[*way, *rest] for way in ways])) as scene:
+    async with serving(answers(*[[*way, *rest] for way in ways])) as raw_server:
         for way in ways:
-            async with http.send("GET", scene.url(), {}, b"", PATIENT) as answer:
+            async with http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer:
                 assert (answer.status, await answer.body()) == (200, body), way
                 assert not answer.is_stream and "X-Sum" not in answer.headers and "Link" not in answer.headers
                 assert await answer.read() == b""
-    assert scene.connections == (len(ways) if rest else 1)
+    assert raw_server.connections == (len(ways) if rest else 1)
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "raw_response"),
     [
         ("GET", b"HTTP/1.1 204 No Content\r\n\r\n"),
         ("GET", b"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\nContent-Encoding: gzip\r\n\r\n"),
@@ -425,10 +432,10 @@ async def test_body_is_read_for_any_chunking(http: HttpClient, said: Any, body: 
         ("HEAD", b"HTTP/1.1 200 OK\r\n\r\n"),
     ],
 )
-async def test_response_without_body_ends_at_once(http: HttpClient, method: str, said: bytes) -> None:
-    async with playing(answers(said)) as scene:
+async def test_response_without_body_ends_at_once(http: HttpClient, method: str, raw_response: bytes) -> None:
+    async with serving(answers(raw_response)) as raw_server:
         for _ in range(2):
-            assert await ask(http, scene.url(), method) == (int(said[9:12]), b"")
+            assert await ask(http, raw_server.url(), method) == (int(raw_response[9:12]), b"")
 
 
 @pytest.mark.parametrize(
@@ -442,8 +449,8 @@ async def test_response_without_body_ends_at_once(http: HttpClient, method: str,
 )
 async def test_response_headers_and_content_type(http: HttpClient, kind: bytes, stream: bool, json: bool) -> None:
     async with (
-        playing(answers(sized(b"", b"Content-Type: " + kind, b"Set-Cookie: a", b"set-cookie: b"))) as scene,
-        http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
+        serving(answers(sized(b"", b"Content-Type: " + kind, b"Set-Cookie: a", b"set-cookie: b"))) as raw_server,
+        http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer,
     ):
         assert (answer.is_stream, answer.is_json) == (stream, json)
         assert answer.headers["CONTENT-TYPE"] == kind.decode()
@@ -451,7 +458,7 @@ async def test_response_headers_and_content_type(http: HttpClient, kind: bytes, 
 
 
 @pytest.mark.parametrize(
-    ("said", "before"),
+    ("raw_response", "before"),
     [
         (sized(b"no gzip at all", b"Content-Encoding: gzip"), b""),
         (sized(GZIPPED[:-1], b"Content-Encoding: gzip"), b"text" * 50),
@@ -462,56 +469,58 @@ async def test_response_headers_and_content_type(http: HttpClient, kind: bytes, 
         (sized(b"hello", b"Content-Encoding: gzip, br"), b""),
     ],
 )
-async def test_corrupt_compressed_body_is_not_passed_on(http: HttpClient, said: bytes, before: bytes | None) -> None:
+async def test_corrupt_compressed_body_is_not_passed_on(
+    http: HttpClient, raw_response: bytes, before: bytes | None
+) -> None:
     came = b""
     async with (
-        playing(answers([said[:-1], said[-1:]])) as scene,
-        http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
+        serving(answers([raw_response[:-1], raw_response[-1:]])) as raw_server,
+        http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer,
     ):
         with pytest.raises(StreamBroken) as raised:
             while data := await answer.read():
                 came += data
         assert raised.value.answered
         assert (b"text" * 50).startswith(came) if before is None else came == before
-        await until(lambda: scene.left == 1)
+        await until(lambda: raw_server.closed == 1)
 
 
 async def test_decompression_bomb_is_limited(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "ANSWER_BYTES_MAX", 100_000)
     bomb = sized(gzip.compress(b"x" * 10_000_000) + gzip.compress(b"y" * 65_536), b"Content-Encoding: gzip")
-    async with playing(answers(bomb, bomb)) as scene:
-        async with http.send("GET", scene.url(), {}, b"", PATIENT) as answer:
+    async with serving(answers(bomb, bomb)) as raw_server:
+        async with http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer:
             came = [piece async for piece in pieces(answer)]
         assert b"".join(came) == b"x" * 10_000_000 + b"y" * 65_536
         assert max(map(len, came)) <= INFLATED_PIECE_BYTES_MAX
-        assert await failure(http, scene.url()) == (StreamBroken, True)
+        assert await failure(http, raw_server.url()) == (StreamBroken, True)
 
 
 async def test_response_body_size_is_limited(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "ANSWER_BYTES_MAX", 10)
-    async with playing(answers(sized(b"x" * 10), sized(b"x" * 11))) as scene:
-        assert await ask(http, scene.url()) == (200, b"x" * 10)
-        assert await failure(http, scene.url()) == (StreamBroken, True)
+    async with serving(answers(sized(b"x" * 10), sized(b"x" * 11))) as raw_server:
+        assert await ask(http, raw_server.url()) == (200, b"x" * 10)
+        assert await failure(http, raw_server.url()) == (StreamBroken, True)
 
 
 # --- cuts ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", [CLOSE, RESET], ids=["close", "reset"])
-@pytest.mark.parametrize("said", [chunked(b"he", b"llo"), sized(b"hello")], ids=["chunked", "sized"])
-async def test_truncated_response_is_an_error(http: HttpClient, said: bytes, end: object) -> None:
-    head = said.index(b"\r\n\r\n") + 4
-    expected = [(ConnectFailed, False) if at < head else (StreamBroken, True) for at in range(len(said))]
-    async with playing(answers(*[[said[:at], end] for at in range(len(said))])) as scene:
-        assert [await failure(http, scene.url()) for _ in said] == expected
+@pytest.mark.parametrize("raw_response", [chunked(b"he", b"llo"), sized(b"hello")], ids=["chunked", "sized"])
+async def test_truncated_response_is_an_error(http: HttpClient, raw_response: bytes, end: object) -> None:
+    head = raw_response.index(b"\r\n\r\n") + 4
+    expected = [(ConnectFailed, False) if at < head else (StreamBroken, True) for at in range(len(raw_response))]
+    async with serving(answers(*[[raw_response[:at], end] for at in range(len(raw_response))])) as raw_server:
+        assert [await failure(http, raw_server.url()) for _ in raw_response] == expected
 
 
 async def test_truncated_response_delivers_received_bytes(http: HttpClient) -> None:
     async with (
-        playing(answers([chunked(b"he", b"llo", end=b""), CLOSE])) as scene,
-        http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
+        serving(answers([chunked(b"he", b"llo", end=b""), CLOSE])) as raw_server,
+        http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer,
     ):
-        await until(lambda: scene.left == 1)
+        await until(lambda: raw_server.closed == 1)
         came = b""
         with pytest.raises(StreamBroken):
             while data := await answer.read():
@@ -523,16 +532,16 @@ async def test_truncated_response_delivers_received_bytes(http: HttpClient) -> N
 
 @pytest.mark.parametrize("goodbye", [b"", b"SSH-2.0-server\r\n", RESET])
 async def test_server_that_does_not_read_fails(http: HttpClient, goodbye: Any) -> None:
-    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+    async def part(raw_server: RawServer, reader: Reader, writer: Writer) -> None:
         await perform(writer, [goodbye])
 
-    async with playing(part) as scene:
+    async with serving(part) as raw_server:
         for _ in range(20):
-            assert await failure(http, scene.url()) == (ConnectFailed, False)
+            assert await failure(http, raw_server.url()) == (ConnectFailed, False)
 
 
 @pytest.mark.parametrize(
-    ("said", "outcome"),
+    ("raw_response", "outcome"),
     [
         (b"garbage\r\n\r\n", (ConnectFailed, False)),
         (b"HTTP/2 200 OK\r\n\r\n", (ConnectFailed, False)),
@@ -544,10 +553,10 @@ async def test_server_that_does_not_read_fails(http: HttpClient, goodbye: Any) -
         (chunked(b"hello", end=b"5\r\nhello!!"), (StreamBroken, True)),
     ],
 )
-async def test_non_http_response_fails(http: HttpClient, said: bytes, outcome: Any) -> None:
-    async with playing(answers(said)) as scene:
-        assert await failure(http, scene.url()) == outcome
-        await until(lambda: scene.left == 1)
+async def test_non_http_response_fails(http: HttpClient, raw_response: bytes, outcome: Any) -> None:
+    async with serving(answers(raw_response)) as raw_server:
+        assert await failure(http, raw_server.url()) == outcome
+        await until(lambda: raw_server.closed == 1)
 
 
 @pytest.mark.parametrize(
@@ -557,28 +566,30 @@ async def test_non_http_response_fails(http: HttpClient, said: bytes, outcome: A
 )
 @pytest.mark.parametrize("where", [HEAD, b"HTTP/1.1 200 ", chunked(end=b"0\r\nY: 1\r\n"), chunked(end=b"5;")])
 async def test_endless_response_head_is_rejected(http: HttpClient, where: bytes, piece: bytes) -> None:
-    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
-        await scene.hear(reader)
+    async def part(raw_server: RawServer, reader: Reader, writer: Writer) -> None:
+        await raw_server.read_request(reader)
         writer.write(where)
         for _ in range(10_000):
             writer.write(piece)
             await writer.drain()
-        scene.faults.append(AssertionError("all of it was taken"))
+        raw_server.faults.append(AssertionError("all of it was taken"))
 
-    async with playing(part) as scene:
-        begun = where.startswith(b"HTTP/1.1 200 OK\r\nTransfer")
-        assert await failure(http, scene.url()) == ((StreamBroken, True) if begun else (ConnectFailed, False))
+    async with serving(part) as raw_server:
+        has_started = where.startswith(b"HTTP/1.1 200 OK\r\nTransfer")
+        assert await failure(http, raw_server.url()) == (
+            (StreamBroken, True) if has_started else (ConnectFailed, False)
+        )
 
 
 @pytest.mark.parametrize("more", [0, 100])
 async def test_response_head_size_is_limited(http: HttpClient, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
     monkeypatch.setattr(exchange, "HEAD_BYTES_MAX", 1000)
-    said = sized(b"y" * 5000, b"X: " + b"x" * (900 + more))
-    async with playing(answers(said)) as scene:
+    raw_response = sized(b"y" * 5000, b"X: " + b"x" * (900 + more))
+    async with serving(answers(raw_response)) as raw_server:
         if more:
-            assert await failure(http, scene.url()) == (ConnectFailed, False)
+            assert await failure(http, raw_server.url()) == (ConnectFailed, False)
         else:
-            assert await ask(http, scene.url()) == (200, b"y" * 5000)
+            assert await ask(http, raw_server.url()) == (200, b"y" * 5000)
 
 
 # --- time ------------------------------------------------------------------------------------------------------------
@@ -589,33 +600,33 @@ BEGUN = HEAD + b"Content-Length: 9\r\n\r\n"
 
 @pytest.mark.parametrize(("limits", "kind"), [(STALE, StaleStream), (SHORT, RequestTimeout)])
 @pytest.mark.parametrize(
-    ("said", "answered"), [(b"", False), (b"HTTP/1.1 2", False), (BEGUN, True), (BEGUN + b"x", True)]
+    ("raw_response", "answered"), [(b"", False), (b"HTTP/1.1 2", False), (BEGUN, True), (BEGUN + b"x", True)]
 )
-async def test_idle_timeout(http: HttpClient, limits: Timeouts, kind: Any, said: bytes, answered: bool) -> None:
-    async with playing(answers([said, asyncio.Event()])) as scene:
-        assert await failure(http, scene.url(), limits=limits) == (kind, answered)
+async def test_idle_timeout(http: HttpClient, limits: Timeouts, kind: Any, raw_response: bytes, answered: bool) -> None:
+    async with serving(answers([raw_response, asyncio.Event()])) as raw_server:
+        assert await failure(http, raw_server.url(), limits=limits) == (kind, answered)
 
 
 async def test_total_timeout_of_endless_response(http: HttpClient) -> None:
-    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
-        await scene.hear(reader)
+    async def part(raw_server: RawServer, reader: Reader, writer: Writer) -> None:
+        await raw_server.read_request(reader)
         writer.write(HEAD + b"\r\n")
         while True:
             writer.write(b"x")
             await writer.drain()
             await asyncio.sleep(0.005)
 
-    async with playing(part) as scene:
-        assert await failure(http, scene.url(), limits=Timeouts(0.1, 30)) == (RequestTimeout, True)
+    async with serving(part) as raw_server:
+        assert await failure(http, raw_server.url(), limits=Timeouts(0.1, 30)) == (RequestTimeout, True)
 
 
 @asynccontextmanager
 async def full(address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
-    """A port at which nobody is let in, nor turned away."""
-    with socket.socket() as listening, socket.socket() as one, socket.socket() as two:
+    """A port whose connections are neither accepted nor refused."""
+    with socket.socket() as listening, socket.socket() as sock, socket.socket() as two:
         listening.bind((address, port))
         listening.listen(0)
-        for waiting in (one, two):
+        for waiting in (sock, two):
             waiting.setblocking(False)
             with suppress(BlockingIOError):
                 waiting.connect(listening.getsockname())
@@ -642,16 +653,16 @@ async def test_connect_timeout(http: HttpClient, monkeypatch: pytest.MonkeyPatch
 
 async def test_connect_time_counts_towards_total_timeout(http: HttpClient, names: Names) -> None:
     names.known["slow.test"] = None
-    async with playing(silent) as scene:
+    async with serving(silent) as raw_server:
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        asking = asyncio.create_task(failure(http, scene.url(host="slow.test"), limits=Timeouts(0.6, 30)))
-        await until(lambda: names.asked == ["slow.test"])
+        started_at = loop.time()
+        asking = asyncio.create_task(failure(http, raw_server.url(host="slow.test"), limits=Timeouts(0.6, 30)))
+        await until(lambda: names.lookups == ["slow.test"])
         await asyncio.sleep(0.5)
         names.known["slow.test"] = ["127.0.0.1"]
-        names.tell("slow.test", scene.port)
+        names.tell("slow.test", raw_server.port)
         assert await asking == (RequestTimeout, False)
-        assert loop.time() - began < 1
+        assert loop.time() - started_at < 1
 
 
 MUCH = 8 * 1024 * 1024
@@ -661,9 +672,9 @@ async def test_unread_response_applies_backpressure(http: HttpClient, monkeypatc
     monkeypatch.setattr(exchange, "ANSWER_AHEAD_BYTES_MAX", 1000)
     sent = 0
 
-    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+    async def part(raw_server: RawServer, reader: Reader, writer: Writer) -> None:
         nonlocal sent
-        await scene.hear(reader)
+        await raw_server.read_request(reader)
         writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % (MUCH * 4))
         while sent < MUCH * 4:
             writer.write(b"%08d" % sent * 8192)
@@ -671,7 +682,7 @@ async def test_unread_response_applies_backpressure(http: HttpClient, monkeypatc
             await writer.drain()
         await reader.read()
 
-    async with playing(part) as scene, http.send("GET", scene.url(), {}, b"", Timeouts(30, 0.2)) as answer:
+    async with serving(part) as raw_server, http.send("GET", raw_server.url(), {}, b"", Timeouts(30, 0.2)) as answer:
         await asyncio.sleep(0.5)  # more than is allowed of silence
         assert sent < MUCH * 4
         came = b"".join([piece async for piece in pieces(answer)])
@@ -686,29 +697,29 @@ async def pieces(answer: Answer) -> AsyncIterator[bytes]:
 async def test_idle_timeout_excludes_backpressure(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "ANSWER_AHEAD_BYTES_MAX", 10)
     async with (
-        playing(answers([chunked(b"x" * 100, end=b""), asyncio.Event()])) as scene,
-        http.send("GET", scene.url(), {}, b"", Timeouts(30, 0.3)) as answer,
+        serving(answers([chunked(b"x" * 100, end=b""), asyncio.Event()])) as raw_server,
+        http.send("GET", raw_server.url(), {}, b"", Timeouts(30, 0.3)) as answer,
     ):
         await asyncio.sleep(0.45)
-        began = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         assert await answer.read() == b"x" * 100
         with pytest.raises(StaleStream):
             await answer.read()
-        assert asyncio.get_running_loop().time() - began > 0.29
+        assert asyncio.get_running_loop().time() - started_at > 0.29
 
 
 async def test_slow_request_upload_is_not_idle(http: HttpClient) -> None:
     may = asyncio.Event()
 
-    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+    async def part(raw_server: RawServer, reader: Reader, writer: Writer) -> None:
         await may.wait()
-        await scene.hear(reader)
+        await raw_server.read_request(reader)
         writer.write(OK)
         await reader.read()
 
-    async with playing(part) as scene:
-        asking = asyncio.create_task(ask(http, scene.url(), "POST", b"x" * MUCH * 4, Timeouts(30, 2.0)))
-        await until(lambda: scene.connections == 1)
+    async with serving(part) as raw_server:
+        asking = asyncio.create_task(ask(http, raw_server.url(), "POST", b"x" * MUCH * 4, Timeouts(30, 2.0)))
+        await until(lambda: raw_server.connections == 1)
         await asyncio.wait([asking], timeout=2.5)  # more than is allowed of silence
         may.set()
         assert await asking == (200, b"ok")
@@ -718,18 +729,18 @@ async def test_slow_request_upload_is_not_idle(http: HttpClient) -> None:
 
 
 async def test_connection_is_reused(http: HttpClient) -> None:
-    async with playing(
+    async with serving(
         answers(OK, chunked(b"ok"), b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok")
-    ) as scene:
+    ) as raw_server:
         for _ in range(6):
-            assert await ask(http, scene.url(), "POST", b"body") == (200, b"ok")
-        assert (scene.connections, scene.left) == (1, 0)
+            assert await ask(http, raw_server.url(), "POST", b"body") == (200, b"ok")
+        assert (raw_server.connections, raw_server.closed) == (1, 0)
         await http.close()
-        await until(lambda: scene.left == 1)
+        await until(lambda: raw_server.closed == 1)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "raw_response",
     [
         sized(b"ok", b"Connection: close"),
         b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
@@ -740,139 +751,139 @@ async def test_connection_is_reused(http: HttpClient) -> None:
     ],
     ids=["close", "old", "half an answer", "another answer", "garbage", "later"],
 )
-async def test_unusable_connection_is_not_reused(http: HttpClient, said: Any) -> None:
-    async with playing(answers(said)) as scene:
+async def test_unusable_connection_is_not_reused(http: HttpClient, raw_response: Any) -> None:
+    async with serving(answers(raw_response)) as raw_server:
         for turn in range(1, 4):
-            assert await ask(http, scene.url()) == (200, b"ok")
-            await until(lambda turn=turn: scene.left == turn)  # type: ignore[misc]
-        assert scene.connections == 3
+            assert await ask(http, raw_server.url()) == (200, b"ok")
+            await until(lambda turn=turn: raw_server.closed == turn)  # type: ignore[misc]
+        assert raw_server.connections == 3
 
 
 async def test_unread_response_closes_its_connection(http: HttpClient) -> None:
-    async with playing(answers([chunked(b"hello", end=b""), asyncio.Event()])) as scene:
+    async with serving(answers([chunked(b"hello", end=b""), asyncio.Event()])) as raw_server:
         for turn in (1, 2):
-            async with http.send("GET", scene.url(), {}, b"", PATIENT) as answer:
+            async with http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer:
                 assert await answer.read() == b"hello"
-            await until(lambda: scene.connections == turn)  # noqa: B023
+            await until(lambda: raw_server.connections == turn)  # noqa: B023
 
 
 async def test_fully_received_response_keeps_its_connection(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "ANSWER_AHEAD_BYTES_MAX", 10)
-    async with playing(answers(sized(b"x" * 100))) as scene:
+    async with serving(answers(sized(b"x" * 100))) as raw_server:
         for _ in range(3):
-            async with http.send("GET", scene.url(), {}, b"", Timeouts(5, 5)) as answer:
+            async with http.send("GET", raw_server.url(), {}, b"", Timeouts(5, 5)) as answer:
                 await until(lambda: answer._over)
-        assert await ask(http, scene.url()) == (200, b"x" * 100)
-        assert scene.connections == 1
+        assert await ask(http, raw_server.url()) == (200, b"x" * 100)
+        assert raw_server.connections == 1
 
 
 async def test_response_before_request_is_sent_closes_connection(http: HttpClient) -> None:
-    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+    async def part(raw_server: RawServer, reader: Reader, writer: Writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         await perform(writer, OK)
         await asyncio.Event().wait()
 
-    async with playing(part) as scene:
+    async with serving(part) as raw_server:
         for turn in (1, 2):
-            assert await ask(http, scene.url(), "POST", b"x" * MUCH * 4, Timeouts(5, 5)) == (200, b"ok")
-            assert scene.connections == turn
+            assert await ask(http, raw_server.url(), "POST", b"x" * MUCH * 4, Timeouts(5, 5)) == (200, b"ok")
+            assert raw_server.connections == turn
 
 
 async def test_connection_closed_by_server_is_not_reused(http: HttpClient) -> None:
-    async with playing(answers([OK, CLOSE])) as scene:
+    async with serving(answers([OK, CLOSE])) as raw_server:
         for turn in (1, 2, 3):
-            assert await ask(http, scene.url(), "POST", b"body") == (200, b"ok")
+            assert await ask(http, raw_server.url(), "POST", b"body") == (200, b"ok")
             await until(lambda: not http._idle[next(iter(http._idle))])
-            assert scene.connections == turn
+            assert raw_server.connections == turn
 
 
 @pytest.mark.parametrize(("method", "outcome"), [("GET", (200, b"ok")), ("POST", ConnectFailed)])
 async def test_reused_connection_that_breaks_is_retried_if_safe(http: HttpClient, method: str, outcome: Any) -> None:
-    async with playing(answers(OK, [CLOSE], OK)) as scene:
-        assert await ask(http, scene.url()) == (200, b"ok")
+    async with serving(answers(OK, [CLOSE], OK)) as raw_server:
+        assert await ask(http, raw_server.url()) == (200, b"ok")
         if outcome is ConnectFailed:  # it may have been heard
-            assert await failure(http, scene.url(), method=method) == (ConnectFailed, False)
+            assert await failure(http, raw_server.url(), method=method) == (ConnectFailed, False)
         else:
-            assert await ask(http, scene.url(), method) == outcome
-        assert scene.connections == (1 if outcome is ConnectFailed else 2)
+            assert await ask(http, raw_server.url(), method) == outcome
+        assert raw_server.connections == (1 if outcome is ConnectFailed else 2)
 
 
 async def test_idle_connection_is_closed_after_keep_alive(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_ALIVE_S", 0.02)
-    async with playing(answers(OK)) as scene:
-        assert await ask(http, scene.url()) == (200, b"ok")
-        await until(lambda: scene.left == 1)
+    async with serving(answers(OK)) as raw_server:
+        assert await ask(http, raw_server.url()) == (200, b"ok")
+        await until(lambda: raw_server.closed == 1)
 
 
 async def test_connection_in_use_is_not_closed_by_keep_alive(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
     may = asyncio.Event()
-    async with playing(answers(OK, [BEGUN, may, b"123456789"])) as scene:
+    async with serving(answers(OK, [BEGUN, may, b"123456789"])) as raw_server:
         monkeypatch.setattr(module, "KEPT_ALIVE_S", 0.3)
-        assert await ask(http, scene.url()) == (200, b"ok")
-        async with http.send("GET", scene.url(), {}, b"", PATIENT) as answer:
+        assert await ask(http, raw_server.url()) == (200, b"ok")
+        async with http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer:
             asyncio.get_running_loop().call_later(0.4, may.set)
             assert await answer.body() == b"123456789"
-        assert scene.connections == 1
+        assert raw_server.connections == 1
 
 
 async def test_concurrent_requests_use_two_connections(http: HttpClient) -> None:
-    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+    async def part(raw_server: RawServer, reader: Reader, writer: Writer) -> None:
         while True:
-            await scene.hear(reader)
-            await until(lambda: len(scene.requests) >= 2)
+            await raw_server.read_request(reader)
+            await until(lambda: len(raw_server.requests) >= 2)
             writer.write(OK)
 
-    async with playing(part) as scene:
-        found = await asyncio.gather(*[ask(http, scene.url()) for _ in range(2)])
-        assert found == [(200, b"ok")] * 2 and scene.connections == 2
-        assert await ask(http, scene.url()) == (200, b"ok")
-        assert (scene.connections, scene.left) == (2, 0)
+    async with serving(part) as raw_server:
+        results = await asyncio.gather(*[ask(http, raw_server.url()) for _ in range(2)])
+        assert results == [(200, b"ok")] * 2 and raw_server.connections == 2
+        assert await ask(http, raw_server.url()) == (200, b"ok")
+        assert (raw_server.connections, raw_server.closed) == (2, 0)
         await http.close()
-        await until(lambda: scene.left == 2)
+        await until(lambda: raw_server.closed == 2)
 
 
 async def test_connections_are_not_shared_between_origins(http: HttpClient, names: Names) -> None:
     names.known = {"one.test": ["127.0.0.1"], "two.test": ["127.0.0.1"]}
-    async with playing(answers(OK)) as scene:
+    async with serving(answers(OK)) as raw_server:
         for host in ("one.test", "two.test", "one.test"):
-            assert await ask(http, scene.url(host=host)) == (200, b"ok")
-        assert scene.connections == 2
+            assert await ask(http, raw_server.url(host=host)) == (200, b"ok")
+        assert raw_server.connections == 2
 
 
-@pytest.mark.parametrize("said", [b"", BEGUN, BEGUN + b"x"], ids=["no answer", "a head", "a body"])
-async def test_cancelled_request_leaves_nothing(http: HttpClient, said: bytes) -> None:
-    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
-        await scene.hear(reader)
-        await perform(writer, said)
+@pytest.mark.parametrize("raw_response", [b"", BEGUN, BEGUN + b"x"], ids=["no answer", "a head", "a body"])
+async def test_cancelled_request_leaves_nothing(http: HttpClient, raw_response: bytes) -> None:
+    async def part(raw_server: RawServer, reader: Reader, writer: Writer) -> None:
+        await raw_server.read_request(reader)
+        await perform(writer, raw_response)
         assert await reader.read() == b""
 
-    async with playing(part) as scene:
-        asking = asyncio.create_task(ask(http, scene.url()))
-        await until(lambda: len(scene.requests) == 1)
+    async with serving(part) as raw_server:
+        asking = asyncio.create_task(ask(http, raw_server.url()))
+        await until(lambda: len(raw_server.requests) == 1)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await until(lambda: scene.left == 1)
+        await until(lambda: raw_server.closed == 1)
 
 
 async def test_cancelled_connect_leaves_nothing(http: HttpClient) -> None:
-    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
-        scene.requests.append(await reader.read(65536))  # the hello of TLS, that is not answered
+    async def part(raw_server: RawServer, reader: Reader, writer: Writer) -> None:
+        raw_server.requests.append(await reader.read(65536))  # the hello of TLS, that is not answered
         with suppress(ConnectionError):
             assert await reader.read() == b""
 
-    async with full() as port, playing(part) as scene:
-        for url in (f"http://127.0.0.1:{port}/", scene.url(scheme="https")):
+    async with full() as port, serving(part) as raw_server:
+        for url in (f"http://127.0.0.1:{port}/", raw_server.url(scheme="https")):
             asking = asyncio.create_task(ask(http, url))
             if "https" in url:
-                await until(lambda: len(scene.requests) == 1)
+                await until(lambda: len(raw_server.requests) == 1)
             else:
                 for _ in range(5):
                     await asyncio.sleep(0)
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
-        await until(lambda: scene.left == 1)
+        await until(lambda: raw_server.closed == 1)
 
 
 # --- proxies ---------------------------------------------------------------------------------------------------------
@@ -889,10 +900,10 @@ async def relay(reader: Reader, writer: Writer) -> None:
 def tunnel(to: Callable[[], int]) -> Part:
     """A proxy that lets everybody through."""
 
-    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
-        await scene.hear(reader)
+    async def part(raw_server: RawServer, reader: Reader, writer: Writer) -> None:
+        await raw_server.read_request(reader)
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", to())
-        scene.writers.append(far_writer)
+        raw_server.writers.append(far_writer)
         writer.write(b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\n")
         await asyncio.gather(relay(reader, far_writer), relay(far_reader, writer))
 
@@ -902,14 +913,14 @@ def tunnel(to: Callable[[], int]) -> Part:
 @pytest.fixture
 async def through(names: Names) -> AsyncIterator[Callable[..., HttpClient]]:
     """Clients that go through a proxy."""
-    made: list[HttpClient] = []
+    clients: list[HttpClient] = []
 
     def make(proxy: str, **more: Any) -> HttpClient:
-        made.append(HttpClient(names, proxy=proxy, **more))
-        return made[-1]
+        clients.append(HttpClient(names, proxy=proxy, **more))
+        return clients[-1]
 
     yield make
-    for http in made:
+    for http in clients:
         await http.close()
 
 
@@ -918,7 +929,7 @@ KNOWN = "Basic " + base64.b64encode(b"me:p@ss").decode()
 
 
 async def test_plain_request_through_proxy(through: MakeHttp, names: Names) -> None:
-    async with playing(answers(OK)) as proxy:
+    async with serving(answers(OK)) as proxy:
         http = through(proxy.url(host="me:p%40ss@127.0.0.1"))
         for _ in range(2):
             assert await ask(http, "http://far.test/a?b=ü") == (200, b"ok")
@@ -930,11 +941,11 @@ async def test_plain_request_through_proxy(through: MakeHttp, names: Names) -> N
     known = [dict(fields(request)).get("proxy-authorization") for request in proxy.requests]
     assert known == [KNOWN, KNOWN, KNOWN, None]
     assert [dict(fields(request))["host"] for request in proxy.requests[1:3]] == ["far.test", "far.test:81"]
-    assert proxy.connections == 3 and names.asked == []
+    assert proxy.connections == 3 and names.lookups == []
 
 
 @pytest.mark.parametrize(
-    "said",
+    "raw_response",
     [
         b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 2\r\n\r\nno",
         b"HTTP/1.1 200 OK\r\n\r\nspeaks too soon",
@@ -947,54 +958,54 @@ async def test_plain_request_through_proxy(through: MakeHttp, names: Names) -> N
         [b"HTTP/1.1 200 OK\r\n\r\n", RESET],
     ],
 )
-async def test_failed_proxy_tunnel(through: MakeHttp, names: Names, said: Any) -> None:
-    async with playing(answers(said)) as proxy:
+async def test_failed_proxy_tunnel(through: MakeHttp, names: Names, raw_response: Any) -> None:
+    async with serving(answers(raw_response)) as proxy:
         assert await failure(through(proxy.url()), "https://far.test/") == (ConnectFailed, False)
-        await until(lambda: proxy.left == 1)
+        await until(lambda: proxy.closed == 1)
     assert proxy.requests[0].startswith(b"CONNECT far.test:443 HTTP/1.1\r\nHost: far.test:443\r\n")
-    assert names.asked == []
+    assert names.lookups == []
 
 
 async def test_proxy_rejection_is_reported(through: MakeHttp) -> None:
-    async with playing(answers(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")) as proxy:
+    async with serving(answers(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")) as proxy:
         with pytest.raises(ConnectFailed, match="407 Proxy Authentication Required"):
             await ask(through(proxy.url()), "https://far.test/")
 
 
 async def test_proxy_tunnel_timeout(through: MakeHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONNECT_S_MAX", 0.5)
-    async with playing(silent) as proxy:
+    async with serving(silent) as proxy:
         assert await failure(through(proxy.url()), "https://far.test/") == (ConnectFailed, False)
-        await until(lambda: proxy.left == proxy.connections)  # which it need not have come to
+        await until(lambda: proxy.closed == proxy.connections)  # which it need not have come to
 
 
 async def test_request_through_proxy_tunnel(through: MakeHttp, names: Names, tmp_path: Path) -> None:
     tls, bundle = certificate(tmp_path, "far.test")
-    async with playing(answers(OK), ssl=tls) as far, playing(tunnel(lambda: far.port)) as proxy:
+    async with serving(answers(OK), ssl=tls) as far, serving(tunnel(lambda: far.port)) as proxy:
         http = through(proxy.url(host="me:p%40ss@127.0.0.1"), ca_bundle=bundle)
         for _ in range(2):
             assert await ask(http, f"https://far.test:{far.port}/a") == (200, b"ok")
         assert await failure(http, f"https://other.test:{far.port}/") == (TlsFailed, False)
         assert await failure(through(proxy.url()), f"https://far.test:{far.port}/") == (TlsFailed, False)
-        await until(lambda: proxy.left == 2)
+        await until(lambda: proxy.closed == 2)
     assert far.requests[0].startswith(b"GET /a HTTP/1.1\r\n") and len(far.requests) == 2
     assert [dict(fields(request)).get("proxy-authorization") for request in proxy.requests] == [KNOWN, KNOWN, None]
     assert "proxy-authorization" not in dict(fields(far.requests[0]))
-    assert names.asked == []
+    assert names.lookups == []
 
 
 async def test_proxy_over_tls(through: MakeHttp, names: Names, tmp_path: Path) -> None:
     names.known["near.test"] = ["127.0.0.1"]
     tls, bundle = certificate(tmp_path, "near.test")
-    async with playing(answers(OK), ssl=tls) as proxy:
+    async with serving(answers(OK), ssl=tls) as proxy:
         http = through(proxy.url(host="near.test", scheme="https"), ca_bundle=bundle)
         assert await ask(http, "http://far.test/") == (200, b"ok")
     assert proxy.requests[0].startswith(b"GET http://far.test/ HTTP/1.1\r\n")
-    async with playing(answers(OK), ssl=tls) as far, playing(tunnel(lambda: far.port), ssl=tls) as proxy:
+    async with serving(answers(OK), ssl=tls) as far, serving(tunnel(lambda: far.port), ssl=tls) as proxy:
         http = through(proxy.url(host="near.test", scheme="https"), ca_bundle=bundle)
         assert await ask(http, f"https://near.test:{far.port}/") == (200, b"ok")
         await http.close()
-        await until(lambda: proxy.left == 1)
+        await until(lambda: proxy.closed == 1)
 
 
 # --- TLS -------------------------------------------------------------------------------------------------------------
@@ -1004,23 +1015,23 @@ async def test_certificate_is_verified(names: Names, http: HttpClient, tmp_path:
     names.known = {"here.test": ["127.0.0.1"], "here.test.": ["127.0.0.1"], "there.test": ["127.0.0.1"]}
     tls, bundle = certificate(tmp_path, "here.test")
     knowing = HttpClient(names, ca_bundle=bundle)
-    async with playing(answers(OK), ssl=tls) as scene:
+    async with serving(answers(OK), ssl=tls) as raw_server:
         for host in ("here.test", "here.test", "here.test."):
-            assert await ask(knowing, scene.url(host=host, scheme="https")) == (200, b"ok")
-        assert await failure(knowing, scene.url(host="there.test", scheme="https")) == (TlsFailed, False)
-        assert await failure(knowing, scene.url(scheme="https")) == (TlsFailed, False)
-        assert await failure(http, scene.url(host="here.test", scheme="https")) == (TlsFailed, False)
-        assert len(scene.requests) == 3
+            assert await ask(knowing, raw_server.url(host=host, scheme="https")) == (200, b"ok")
+        assert await failure(knowing, raw_server.url(host="there.test", scheme="https")) == (TlsFailed, False)
+        assert await failure(knowing, raw_server.url(scheme="https")) == (TlsFailed, False)
+        assert await failure(http, raw_server.url(host="here.test", scheme="https")) == (TlsFailed, False)
+        assert len(raw_server.requests) == 3
         await knowing.close()
 
 
 async def test_server_without_tls_fails(http: HttpClient) -> None:
-    async def part(scene: Scene, reader: Reader, writer: Writer) -> None:
+    async def part(raw_server: RawServer, reader: Reader, writer: Writer) -> None:
         await reader.read(100)
         await perform(writer, [b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 
-    async with playing(part) as scene:
-        assert await failure(http, scene.url(scheme="https")) == (ConnectFailed, False)
+    async with serving(part) as raw_server:
+        assert await failure(http, raw_server.url(scheme="https")) == (ConnectFailed, False)
 
 
 async def test_missing_ca_bundle_fails(names: Names, tmp_path: Path) -> None:
@@ -1034,10 +1045,10 @@ async def test_large_bodies_over_tls(names: Names, tmp_path: Path, monkeypatch: 
     tls, bundle = certificate(tmp_path, "here.test")
     body = b"".join(b"%08d" % at for at in range(MUCH // 32))
     http = HttpClient(names, ca_bundle=bundle)
-    async with playing(answers(sized(body)), ssl=tls) as scene:
+    async with serving(answers(sized(body)), ssl=tls) as raw_server:
         for _ in range(2):
-            assert await ask(http, scene.url(host="here.test", scheme="https"), "POST", body) == (200, body)
-        assert scene.connections == 1 and scene.requests[0].endswith(body)
+            assert await ask(http, raw_server.url(host="here.test", scheme="https"), "POST", body) == (200, body)
+        assert raw_server.connections == 1 and raw_server.requests[0].endswith(body)
         await http.close()
 
 
@@ -1046,39 +1057,39 @@ async def test_large_bodies_over_tls(names: Names, tmp_path: Path, monkeypatch: 
 
 async def test_refusing_address_falls_back_to_next(http: HttpClient, names: Names) -> None:
     names.known["many.test"] = ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
-    async with playing(answers(OK)) as scene:
-        assert await ask(http, scene.url(host="many.test")) == (200, b"ok")
-    assert await failure(http, scene.url(host="many.test")) == (ConnectFailed, False)
+    async with serving(answers(OK)) as raw_server:
+        assert await ask(http, raw_server.url(host="many.test")) == (200, b"ok")
+    assert await failure(http, raw_server.url(host="many.test")) == (ConnectFailed, False)
 
 
 async def test_silent_address_is_raced_with_next(http: HttpClient, names: Names) -> None:
     names.known["many.test"] = ["127.0.0.2", "127.0.0.1"]
-    async with playing(answers(OK)) as scene, full("127.0.0.2", scene.port):
-        assert await ask(http, scene.url(host="many.test")) == (200, b"ok")
+    async with serving(answers(OK)) as raw_server, full("127.0.0.2", raw_server.port):
+        assert await ask(http, raw_server.url(host="many.test")) == (200, b"ok")
 
 
 async def test_concurrent_dns_lookups_are_shared(
     http: HttpClient, names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names.known["slow.test"] = None
-    async with playing(answers(OK)) as scene:
-        asking = [asyncio.create_task(ask(http, scene.url(host="slow.test"))) for _ in range(4)]
+    async with serving(answers(OK)) as raw_server:
+        asking = [asyncio.create_task(ask(http, raw_server.url(host="slow.test"))) for _ in range(4)]
         await until(lambda: [waiting for _, waiting in http._lookups.values()] == [4])
         asking[0].cancel()
         await asyncio.wait([asking[0]])
         names.known["slow.test"] = ["127.0.0.1"]
-        names.tell("slow.test", scene.port)
+        names.tell("slow.test", raw_server.port)
         assert await asyncio.gather(*asking[1:]) == [(200, b"ok")] * 3
         await http.close()
-        assert await ask(http, scene.url(host="slow.test")) == (200, b"ok")
-        assert names.asked == ["slow.test"] and not names.pending[0].abandoned and http._lookups == {}
+        assert await ask(http, raw_server.url(host="slow.test")) == (200, b"ok")
+        assert names.lookups == ["slow.test"] and not names.pending[0].abandoned and http._lookups == {}
         monkeypatch.setattr(module, "NAMES_KEPT_S", -1)
         http._resolved.clear()
         await http.close()
-        assert await ask(http, scene.url(host="slow.test")) == (200, b"ok")
+        assert await ask(http, raw_server.url(host="slow.test")) == (200, b"ok")
         await http.close()
-        assert await ask(http, scene.url(host="slow.test")) == (200, b"ok")
-        assert len(names.asked) == 3
+        assert await ask(http, raw_server.url(host="slow.test")) == (200, b"ok")
+        assert len(names.lookups) == 3
 
 
 async def test_dns_lookup_without_waiters_is_abandoned(http: HttpClient, names: Names) -> None:
@@ -1092,7 +1103,7 @@ async def test_dns_lookup_without_waiters_is_abandoned(http: HttpClient, names: 
     assert http._lookups == {} and names.pending[0].future.cancelled()
     names.known["slow.test"] = OSError("unknown")
     assert await failure(http, "http://slow.test/") == (ConnectFailed, False)
-    assert len(names.asked) == 2
+    assert len(names.lookups) == 2
 
 
 async def test_dns_lookup_timeout(http: HttpClient, names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1103,20 +1114,20 @@ async def test_dns_lookup_timeout(http: HttpClient, names: Names, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "found", [[], socket.gaierror(-2, "Name or service not known"), UnicodeError("label too long")]
+    "lookup_error", [[], socket.gaierror(-2, "Name or service not known"), UnicodeError("label too long")]
 )
-async def test_failed_dns_lookup_is_not_cached(http: HttpClient, names: Names, found: Any) -> None:
-    names.known["none.test"] = found
+async def test_failed_dns_lookup_is_not_cached(http: HttpClient, names: Names, lookup_error: Any) -> None:
+    names.known["none.test"] = lookup_error
     for _ in range(2):
         assert await failure(http, "http://none.test/") == (ConnectFailed, False)
     assert http._lookups == {}
 
 
 async def test_dns_is_not_asked_for_addresses(http: HttpClient, names: Names) -> None:
-    async with playing(answers(OK)) as scene:
+    async with serving(answers(OK)) as raw_server:
         for host in ("127.0.0.1", "localhost", "127.1"):
-            assert await ask(http, scene.url(host=host)) == (200, b"ok")
-    assert names.asked == ["localhost", "127.1"]
+            assert await ask(http, raw_server.url(host=host)) == (200, b"ok")
+    assert names.lookups == ["localhost", "127.1"]
 
 
 # --- reading without waking ------------------------------------------------------------------------------------------
@@ -1131,10 +1142,10 @@ async def test_sink_receives_data_while_reader_waits(http: HttpClient) -> None:
         return data != b"no"
 
     async with (
-        playing(
+        serving(
             answers([chunked(b"before", end=b""), may, *(b"2\r\n%b\r\n" % x for x in (b"aa", b"bb", b"no"))])
-        ) as scene,
-        http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
+        ) as raw_server,
+        http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer,
     ):
         answer.sink = sink
         await until(lambda: bool(answer._chunks))
@@ -1145,8 +1156,8 @@ async def test_sink_receives_data_while_reader_waits(http: HttpClient) -> None:
 
 async def test_failure_is_raised_to_reader(http: HttpClient) -> None:
     async with (
-        playing(answers([chunked(b"a", end=b""), asyncio.Event()])) as scene,
-        http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
+        serving(answers([chunked(b"a", end=b""), asyncio.Event()])) as raw_server,
+        http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer,
     ):
         assert await answer.read() == b"a"
 
@@ -1166,8 +1177,8 @@ async def test_failure_is_raised_to_reader(http: HttpClient) -> None:
 async def test_sink_can_fail_response(http: HttpClient) -> None:
     may = asyncio.Event()
     async with (
-        playing(answers([chunked(end=b""), may, b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n"])) as scene,
-        http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
+        serving(answers([chunked(end=b""), may, b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n"])) as raw_server,
+        http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer,
     ):
         took: list[bytes] = []
 
@@ -1181,14 +1192,14 @@ async def test_sink_can_fail_response(http: HttpClient) -> None:
         with pytest.raises(LookupError):
             await answer.read()
             assert took == [b"a"]
-        await until(lambda: scene.left == 1)
+        await until(lambda: raw_server.closed == 1)
 
 
 async def test_cancelled_reader_can_read_again(http: HttpClient) -> None:
     may = asyncio.Event()
     async with (
-        playing(answers([chunked(end=b""), may, b"2\r\nab\r\n0\r\n\r\n"])) as scene,
-        http.send("GET", scene.url(), {}, b"", PATIENT) as answer,
+        serving(answers([chunked(end=b""), may, b"2\r\nab\r\n0\r\n\r\n"])) as raw_server,
+        http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer,
     ):
         reading = asyncio.create_task(answer.read())
         await asyncio.sleep(0)
@@ -1208,14 +1219,14 @@ def test_sink_and_reader_get_everything_once_in_order_property(data: st.DataObje
     came: list[bytes] = []
 
     def sink(piece: bytes) -> bool:
-        if taken := bool(takes and takes.pop()):
+        if is_taken := bool(takes and takes.pop()):
             came.append(piece)
-        return taken
+        return is_taken
 
     async def main() -> None:
         http = HttpClient()
-        async with playing(answers(script)) as scene:
-            async with http.send("GET", scene.url(), {}, b"", PATIENT) as answer:
+        async with serving(answers(script)) as raw_server:
+            async with http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer:
                 answer.sink = sink
                 async for piece in pieces(answer):
                     came.append(piece)
@@ -1233,10 +1244,10 @@ def test_sink_and_reader_get_everything_once_in_order_property(data: st.DataObje
 async def test_unix_socket(tmp_path: Path) -> None:
     http = HttpClient(unix=str(tmp_path / "s"))
     assert await failure(http, "http://local/health") == (ConnectFailed, False)
-    async with playing(answers(OK, OK, [OK[:-1], CLOSE]), unix=tmp_path / "s") as scene:
+    async with serving(answers(OK, OK, [OK[:-1], CLOSE]), unix=tmp_path / "s") as raw_server:
         for _ in range(2):
             assert await ask(http, "http://local/health", "POST", b"{}") == (200, b"ok")
         assert await failure(http, "http://local/health") == (StreamBroken, True)
-        assert scene.connections == 1
-    assert scene.requests[0].startswith(b"POST /health HTTP/1.1\r\nHost: local\r\n")
+        assert raw_server.connections == 1
+    assert raw_server.requests[0].startswith(b"POST /health HTTP/1.1\r\nHost: local\r\n")
     await http.close()

@@ -91,13 +91,13 @@ def texts(
     what: str, parts: str, work: Callable[[str], Any], repeated: Iterable[str], begin: str = "", **sizes: int
 ) -> None:
     """One case for each text, repeated so often that it has that many characters."""
-    for one in repeated:
-        make = partial(_repeated, begin, one)
-        case(f"{what}: {one!r}", parts, make, work, **sizes)
+    for pattern in repeated:
+        make = partial(_repeated, begin, pattern)
+        case(f"{what}: {pattern!r}", parts, make, work, **sizes)
 
 
-def _repeated(begin: str, one: str, n: int) -> str:
-    return begin + one * (n // len(one) + 1)
+def _repeated(begin: str, pattern: str, n: int) -> str:
+    return begin + pattern * (n // len(pattern) + 1)
 
 
 def run(work: Awaitable[Any]) -> Any:
@@ -128,58 +128,58 @@ def fed(mode: str) -> Callable[[list[Json]], Any]:
 
 
 def chat_events(n: int) -> list[Json]:
-    made: list[Json] = []
+    items: list[Json] = []
     for at in range(n):
         call = {"index": at, "id": f"c{at}", "function": {"name": "look", "arguments": "{"}}
         more = {"index": at, "function": {"arguments": "}"}}
-        made += [{"choices": [{"index": 0, "delta": delta}]} for delta in
+        items += [{"choices": [{"index": 0, "delta": delta}]} for delta in
                  ({"content": "word "}, {"reasoning_content": "hm "}, {"tool_calls": [call]}, {"tool_calls": [more]})]  # fmt: skip
-    return made
+    return items
 
 
 def anthropic_events(n: int) -> list[Json]:
-    made: list[Json] = [{"type": "message_start", "message": {"id": "m", "usage": {}}}]
+    items: list[Json] = [{"type": "message_start", "message": {"id": "m", "usage": {}}}]
     for at in range(n):
         block = {"type": "tool_use", "id": f"c{at}", "name": "look", "input": {}}
-        made += [
+        items += [
             {"type": "content_block_start", "index": at, "content_block": block},
             {"type": "content_block_delta", "index": at, "delta": {"type": "input_json_delta", "partial_json": "{}"}},
             {"type": "content_block_stop", "index": at},
         ]
-    return made
+    return items
 
 
 def responses_events(n: int) -> list[Json]:
-    made: list[Json] = []
+    items: list[Json] = []
     for at in range(n):
         item = {"type": "function_call", "id": f"fc{at}", "call_id": f"c{at}", "name": "look", "arguments": ""}
-        made += [
+        items += [
             {"type": "response.output_text.delta", "item_id": "m", "delta": "word "},
             {"type": "response.output_item.added", "output_index": at, "item": item},
             {"type": "response.function_call_arguments.delta", "output_index": at, "item_id": f"fc{at}", "delta": "{}"},
             {"type": "response.output_item.done", "output_index": at, "item": {**item, "arguments": "{}"}},
         ]
-    return made
+    return items
 
 
 for mode, events in zip(MODES, (chat_events, anthropic_events, responses_events), strict=True):
     case(f"events of {mode}", f"providers.{mode} agent.assembler", events, fed(mode), size=60, large=20_000)
 
 
-def talk(n: int) -> list[Json]:
+def conversation(n: int) -> list[Json]:
     """A conversation with calls, images, reasoning and foreign text."""
-    made: list[Json] = []
+    messages: list[Json] = []
     for at in range(n):
         call = {"id": f"c{at}", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAAB"}}
-        made += [
+        messages += [
             {"role": "user", "content": [{"type": "text", "text": f"word {at}"}, image]},
             {"role": "assistant", "content": "", "tool_calls": [call, {**call, "id": f"d{at}"}]},
             {"role": "tool", "content": "line " * 5, "tool_call_id": f"d{at}", "tool_name": "look"},
             {"role": "tool", "content": "line " * 5, "tool_call_id": f"c{at}", "tool_name": "look"},
             {"role": "assistant", "content": f"answer {at}"},
         ]
-    return made
+    return messages
 
 
 def plain_talk(n: int) -> list[Json]:
@@ -192,13 +192,15 @@ def requested(mode: str) -> Callable[[list[Json]], Any]:
 
 
 for mode in MODES:
-    case(f"a request of {mode}", f"providers.{mode} providers.base", talk, requested(mode), size=60, large=20_000)
+    case(
+        f"a request of {mode}", f"providers.{mode} providers.base", conversation, requested(mode), size=60, large=20_000
+    )
     refused = json.dumps({"error": {"message": "x " * 10}})
     case(
         f"many tools for {mode}",
         f"providers.{mode}",
         lambda n: Prompt(["s"], [], ToolSchemas(ToolSchema(f"t{at}", "d", {"type": "object"}) for at in range(n))),
-        lambda given, mode=mode: provider_for(mode).request(Route("p", "m", "http://h/v1", mode), None, given),  # type: ignore[misc]
+        lambda value, mode=mode: provider_for(mode).request(Route("p", "m", "http://h/v1", mode), None, value),  # type: ignore[misc]
         large=20_000,
     )
 EMBEDDED_TOOLS = ToolSchemas(
@@ -235,7 +237,7 @@ texts(
 texts(
     "an error of a provider",
     "providers.base core.failures",
-    lambda said: failures.classify(refusal_facts(400, {}, json.dumps({"error": {"message": said}}).encode())),
+    lambda text: failures.classify(refusal_facts(400, {}, json.dumps({"error": {"message": text}}).encode())),
     [
         "image not supported ",
         "maximum context length 5 tokens ",
@@ -262,7 +264,7 @@ def cut(data: bytes, size: int) -> list[bytes]:
 
 
 CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
-for name, made in {
+for name, make_chunks in {
     "one long line": lambda n: cut(b"data: " + b"x" * n * 20, 20),
     "many lines of one event": lambda n: cut(b"data: x\n" * n, 20),
     "empty lines": lambda n: cut(b"\n" * n * 20, 20),
@@ -273,7 +275,7 @@ for name, made in {
     "chunks alike in one packet": lambda n: [CHUNK * n],
     "a byte at a time": lambda n: cut(CHUNK * (n // 20), 1),
 }.items():
-    case(f"a stream with {name}", "http_client.sse providers.chunk_reader", made, decoded, large=60_000)  # type: ignore[arg-type]
+    case(f"a stream with {name}", "http_client.sse providers.chunk_reader", make_chunks, decoded, large=60_000)  # type: ignore[arg-type]
 
 
 def assembled(pieces: Iterable[str]) -> None:
@@ -287,19 +289,19 @@ def assembled(pieces: Iterable[str]) -> None:
 MARKUP = ["<", "<think>", "</think>", "<think>a</think>", "`", "```\n", "\n```", "<tool_call>", "<tool_call>{", "</tool_call>",
           '<tool_call>{"name": "a", "arguments": {}}</tool_call>', "<function=a>", "<function=a><parameter=b>c", "[TOOL_CALLS]",
           "[TOOL_CALLS][", "<|tool_call_begin|>", "<｜tool▁call▁begin｜>", "functions.a:0", '{"name": "a", ', "\n", " ", "a\n<think"]  # fmt: skip
-for one in MARKUP:
+for markup in MARKUP:
     case(
-        f"an answer with {one!r} in pieces",
+        f"an answer with {markup!r} in pieces",
         "agent.inline agent.leaked_calls agent.assembler",
-        lambda n, one=one: cut_text(one * (n // len(one) + 1), 7),  # type: ignore[misc]
+        lambda n, text=markup: cut_text(text * (n // len(text) + 1), 7),  # type: ignore[misc]
         assembled,
         size=600,
         large=100_000,
     )
 
 
-def cut_text(given: str, size: int) -> list[str]:
-    return [given[at : at + size] for at in range(0, len(given), size)]
+def cut_text(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
 
 
 texts(
@@ -310,7 +312,7 @@ texts(
     '<tool_call>{"name": "a", "arguments": ',
     large=200_000,
 )
-texts("markup at once", "agent.inline", lambda said: InlineMarkup(calls=True).feed(said), MARKUP, large=200_000)
+texts("markup at once", "agent.inline", lambda text: InlineMarkup(calls=True).feed(text), MARKUP, large=200_000)
 
 
 def drafted(parts: Iterable[ToolDelta]) -> None:
@@ -339,7 +341,7 @@ async def nothing_made(path: str) -> None:
 
 
 async def write(pieces: Iterable[str]) -> None:
-    outgoing = MediaTagFilter(lambda said: None, nothing_made)
+    outgoing = MediaTagFilter(lambda text: None, nothing_made)
     for piece in pieces:
         await outgoing.feed(piece)
     await outgoing.feed("", last=True)
@@ -359,16 +361,16 @@ TAGS = [
     "![a](data:image/",
     "](",
 ]
-for one in TAGS:
+for markup in TAGS:
     case(
-        f"tags of files: {one!r}",
+        f"tags of files: {markup!r}",
         "agent.media",
-        lambda n, one=one: cut_text(one * (n // len(one) + 1), 11),  # type: ignore[misc]
+        lambda n, text=markup: cut_text(text * (n // len(text) + 1), 11),  # type: ignore[misc]
         lambda pieces: run(write(pieces)),
         large=100_000,
     )
 texts("links in a message", "agent.media_tags", media_tags.strip_rendered_media, TAGS, large=300_000)
-case("images that are not seen", "tools.images", talk, images.hide_tool_images, size=60, large=20_000)
+case("images that are not seen", "tools.images", conversation, images.hide_tool_images, size=60, large=20_000)
 texts(
     "a steer in a result",
     "core.message_marks",
@@ -379,8 +381,8 @@ texts(
 case(
     "messages from outside",
     "core.message_marks",
-    talk,
-    lambda found: [message_marks.is_foreign(m) for m in found],
+    conversation,
+    lambda items: [message_marks.is_foreign(m) for m in items],
     size=60,
     large=20_000,
 )
@@ -396,7 +398,7 @@ SHELL = ["a ", "a;", "a|", "a&&", "$(", "`", "\"", "'", "{a,b}", "$(a)", "${a}",
 texts(
     "a command",
     "guards.commands guards.shell guards.shell_expansion guards.rules guards.findings",
-    lambda said: commands.check(said, "/work", FACTS),
+    lambda text: commands.check(text, "/work", FACTS),
     SHELL,
     large=90_000,
 )
@@ -424,10 +426,10 @@ CODE = [
     "`a`",
     "$x",
 ]
-texts("code in a command", "guards.snippets", lambda said: list(snippets.rules_of(said)), CODE, large=200_000)
+texts("code in a command", "guards.snippets", lambda text: list(snippets.rules_of(text)), CODE, large=200_000)
 texts("literals of code", "guards.snippets", snippets.literals_of, CODE, large=200_000)
 texts(
-    "commands in code", "guards.snippets", lambda said: list(snippets.commands_of(said, "python")), CODE, large=200_000
+    "commands in code", "guards.snippets", lambda text: list(snippets.commands_of(text, "python")), CODE, large=200_000
 )
 texts(
     "SQL",
@@ -449,12 +451,12 @@ texts(
 )
 KNOWN = Secrets(["kn0wn-value-of-the-process"])
 texts(
-    "a URL", "guards.url_text guards.network", lambda said: (url_text.parse(said), url_text.has_secret(said, KNOWN)),
+    "a URL", "guards.url_text guards.network", lambda text: (url_text.parse(text), url_text.has_secret(text, KNOWN)),
     ["http://a/", "%", "%2", "%25", "http://[", "@", "a.", "?a=b&", "/..", "#", "\\", "://"], "http://a.b/", large=200_000,
 )  # fmt: skip
 texts(
     "a path", "guards.path_lists guards.paths",
-    lambda said: (path_lists.git_entry(said), path_lists.plain(said), path_lists.reserved_entry("/work", "/work/" + said)),
+    lambda text: (path_lists.git_entry(text), path_lists.plain(text), path_lists.reserved_entry("/work", "/work/" + text)),
     ["/", "../", "a/", ".git/", "./", "a", ".git/hooks/", "\u202e"], large=200_000,
 )  # fmt: skip
 SECRETS = [
@@ -482,13 +484,18 @@ def masked(pieces: Iterable[str]) -> None:
     stream.finish()
 
 
-for one in ("kn0wn-v", "kn0wn-value-of-the-process", "a", "k"):
+for markup in ("kn0wn-v", "kn0wn-value-of-the-process", "a", "k"):
     case(
-        f"a mask of a stream: {one!r}", "guards.secrets",
-        lambda n, one=one: cut_text(one * (n // len(one) + 1), 5), masked, size=2_000, large=300_000,  # type: ignore[misc]
+        f"a mask of a stream: {markup!r}", "guards.secrets",
+        lambda n, text=markup: cut_text(text * (n // len(text) + 1), 5), masked, size=2_000, large=300_000,  # type: ignore[misc]
     )  # fmt: skip
 case(
-    "redaction of a tree", "guards.secrets", talk, lambda found: redact_tree(found, KNOWN.redact), size=60, large=4_000
+    "redaction of a tree",
+    "guards.secrets",
+    conversation,
+    lambda items: redact_tree(items, KNOWN.redact),
+    size=60,
+    large=4_000,
 )
 ORDERS = [
     "ignore ",
@@ -503,7 +510,7 @@ ORDERS = [
     "\n",
 ]
 texts("injected orders", "guards.injection", injection.suspicious, ORDERS, large=200_000)
-texts("fenced text", "guards.injection", lambda said: injection.fenced(said, "a page"), ORDERS, large=200_000)
+texts("fenced text", "guards.injection", lambda text: injection.fenced(text, "a page"), ORDERS, large=200_000)
 texts(
     "a git configuration", "sandbox.git_config", git_config.check_config,
     ["[a]\n", "a=b\n", "[include]\npath=a\n", "\\\n", '"', "#", "[", "a"], large=100_000,
@@ -519,27 +526,39 @@ texts(
 # ---- compaction and stored conversations
 
 BUDGET = compress.Budget(2_000, 500)
-case("a plan", "agent.compress", talk, lambda found: compress.plan(found, BUDGET), size=60, large=30_000)
+case("a plan", "agent.compress", conversation, lambda items: compress.plan(items, BUDGET), size=60, large=30_000)
 case(
-    "a plan for one user", "agent.compress", plain_talk, lambda found: compress.plan(found[::2], BUDGET), large=200_000
+    "a plan for one user", "agent.compress", plain_talk, lambda items: compress.plan(items[::2], BUDGET), large=200_000
 )
-case("shorter results", "agent.compress", talk, compress.prune, size=60, large=30_000)
-case("an extract", "agent.compress", talk, lambda found: compress.extract(found, 1_000), size=60, large=30_000)
-case("a transcript", "agent.compress", talk, lambda found: compress.transcript(found, 1_000), size=60, large=30_000)
+case("shorter results", "agent.compress", conversation, compress.prune, size=60, large=30_000)
+case("an extract", "agent.compress", conversation, lambda items: compress.extract(items, 1_000), size=60, large=30_000)
 case(
-    "the size of a conversation", "agent.compress core.tokens agent.turn", talk, compress.size_of, size=60, large=30_000
+    "a transcript",
+    "agent.compress",
+    conversation,
+    lambda items: compress.transcript(items, 1_000),
+    size=60,
+    large=30_000,
+)
+case(
+    "the size of a conversation",
+    "agent.compress core.tokens agent.turn",
+    conversation,
+    compress.size_of,
+    size=60,
+    large=30_000,
 )
 
 
-def kept(found: list[Json]) -> list[rows.Row]:
-    return [rows.row_of_message("s", message) for message in found]
+def message_rows(items: list[Json]) -> list[rows.Row]:
+    return [rows.row_of_message("s", message) for message in items]
 
 
-case("stored messages that are others", "store.rows", lambda n: (kept(plain_talk(n)), kept(talk(n // 5))),
+case("stored messages that are others", "store.rows", lambda n: (message_rows(plain_talk(n)), message_rows(conversation(n // 5))),
      lambda both: rows._origins(*both), large=30_000)  # fmt: skip
-case("every third stored message", "store.rows", lambda n: (kept(plain_talk(n)), kept(plain_talk(n)[2::3])),
+case("every third stored message", "store.rows", lambda n: (message_rows(plain_talk(n)), message_rows(plain_talk(n)[2::3])),
      lambda both: rows._origins(*both), large=30_000)  # fmt: skip
-case("results in the order of their calls", "store.rows", lambda n: kept(talk(n)), lambda found: list(rows.in_call_order(found)),
+case("results in the order of their calls", "store.rows", lambda n: message_rows(conversation(n)), lambda items: list(rows.in_call_order(items)),
      size=60, large=20_000)  # fmt: skip
 
 
@@ -551,13 +570,13 @@ def many_calls(n: int) -> list[Json]:
 
 for mode in MODES:
     case(f"many calls of one message, {mode}", f"providers.{mode}", many_calls, requested(mode), large=50_000)
-case("many calls of one message, sorted", "store.rows", lambda n: kept(many_calls(n)), lambda found: list(rows.in_call_order(found)),
+case("many calls of one message, sorted", "store.rows", lambda n: message_rows(many_calls(n)), lambda items: list(rows.in_call_order(items)),
      large=50_000)  # fmt: skip
 case(
     "many calls of one message, planned",
     "agent.compress",
     many_calls,
-    lambda found: compress.plan(found, BUDGET),
+    lambda items: compress.plan(items, BUDGET),
     large=50_000,
 )
 case("many calls of one message, pruned", "agent.compress", many_calls, compress.prune, large=50_000)
@@ -565,8 +584,8 @@ case("calls that are open", "server.turns", many_calls, turns.open_calls, large=
 case(
     "hashes of messages",
     "store.digests",
-    talk,
-    lambda found: [digests.digest_of(m) for m in found],
+    conversation,
+    lambda items: [digests.digest_of(m) for m in items],
     size=60,
     large=10_000,
 )
@@ -586,11 +605,11 @@ case(
     "a question to another replica",
     "bus.frames",
     lambda n: ["word \ud800"] * n,
-    lambda found: frames.decode(frames.encode(found)),
+    lambda items: frames.decode(frames.encode(items)),
 )
-texts("a text to be kept", "store.codec", lambda said: codec.columns_of(said, {}), ["a", "\0", "\ud800", "data:", '"$blob"'],
+texts("a text to be kept", "store.codec", lambda text: codec.columns_of(text, {}), ["a", "\0", "\ud800", "data:", '"$blob"'],
       large=300_000)  # fmt: skip
-texts("words to be searched", "store.codec store.search", lambda said: codec.search_text(codec.spaced(said)),
+texts("words to be searched", "store.codec store.search", lambda text: codec.search_text(codec.spaced(text)),
       ["a ", "漢", "漢a", "a-b", "'"], large=200_000)  # fmt: skip
 QUERIES = ["a ", '"a', '"', "a OR ", "NOT ", "a* ", "(", "-a ", "a:b "]
 texts("a query", "store.search", search.fts_query, QUERIES, large=100_000)
@@ -603,11 +622,11 @@ case("an excerpt", "store.search", lambda n: (["beta " * n], ["beta", "gamma"]),
 def with_sessions(work: Callable[[SessionDB], Any]) -> Callable[[list[Json]], Any]:
     """On a database that holds the sessions."""
 
-    def act(made: list[Json]) -> None:
+    def act(items: list[Json]) -> None:
         db = SessionDB(":memory:")
         try:
-            told = db.import_sessions(made)
-            assert told["ok"], told
+            report = db.import_sessions(items)
+            assert report["ok"], report
             work(db)
         finally:
             db.close()
@@ -616,8 +635,8 @@ def with_sessions(work: Callable[[SessionDB], Any]) -> Callable[[list[Json]], An
 
 
 def sessions(n: int, messages: int = 1) -> list[Json]:
-    said = [{"role": "user", "content": "beta words", "timestamp": 1.0 + at} for at in range(messages)]
-    form = {"format": "hermes.session/1", "source": "cli", "messages": said}
+    turns = [{"role": "user", "content": "beta words", "timestamp": 1.0 + at} for at in range(messages)]
+    form = {"format": "hermes.session/1", "source": "cli", "messages": turns}
     return [{**form, "id": f"s{at}", "title": f"beta {at}", "started_at": 1.0 + at} for at in range(n)]
 
 
@@ -645,7 +664,7 @@ case("pages of sessions", "store.lists", sessions, with_sessions(lambda db: [
     db.list_sessions(limit=5, offset=at) for at in range(0, 100, 5)
 ]), size=30, large=400)  # fmt: skip
 case("a long filter of a list", "store.lists", lambda n: "a " * n,
-     lambda said: with_sessions(lambda db: db.list_sessions(search=said))(sessions(2)), large=50_000)  # fmt: skip
+     lambda text: with_sessions(lambda db: db.list_sessions(search=text))(sessions(2)), large=50_000)  # fmt: skip
 case(
     "a search",
     "store.search",
@@ -671,7 +690,7 @@ def body(**fields: Any) -> bytes:
 
 
 def chat_messages(n: int) -> bytes:
-    return body(messages=[*talk(n), {"role": "user", "content": "go"}])
+    return body(messages=[*conversation(n), {"role": "user", "content": "go"}])
 
 
 def split_messages(data: bytes) -> Any:
@@ -740,22 +759,22 @@ async def read_items(items: Any) -> Any:
 
 
 def items(n: int) -> list[Json]:
-    made: list[Json] = []
+    messages: list[Json] = []
     for at in range(n):
-        made += [
+        messages += [
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": f"word {at}"}]},
             {"type": "function_call", "call_id": f"c{at}", "name": "look", "arguments": "{}"},
             {"type": "function_call_output", "call_id": f"c{at}", "output": "x"},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "yes"}]},
         ]
-    return [*made, {"role": "user", "content": "go"}]
+    return [*messages, {"role": "user", "content": "go"}]
 
 
-case("items of a response", "server.response_items", items, lambda found: run(read_items(found)), size=60, large=10_000)
+case("items of a response", "server.response_items", items, lambda items: run(read_items(items)), size=60, large=10_000)
 case("calls among the items of a response", "server.response_items", lambda n: [
     *({"type": "function_call", "call_id": f"c{at}", "name": "look", "arguments": "{}"} for at in range(n)),
     *({"type": "function_call_output", "call_id": f"c{at}", "output": "x"} for at in range(n)),
-], lambda found: run(read_items(found)), large=20_000)  # fmt: skip
+], lambda items: run(read_items(items)), large=20_000)  # fmt: skip
 case("tools of a response", "server.response_tools", lambda n: body(input="a", tools=[
     {"type": "function", "name": f"t{at}", "parameters": {"type": "object"}} for at in range(n)
 ]), lambda data: response_tools.response_tools(RESPONSE(data).model.tools or (), (), None, []), large=20_000)  # fmt: skip
@@ -775,10 +794,10 @@ case("a body of a session turn", "server.request_bodies", lambda n: body(message
 
 def log(n: int) -> list[Event]:
     """A turn of that many steps, each with text, thought and a call."""
-    made: list[Event] = []
+    events: list[Event] = []
     for at in range(n):
         call = {"id": f"c{at}", "name": "look", "arguments": "{}"}
-        made += [
+        events += [
             Event("run_1", "reasoning.delta", at, {"message_id": f"m{at}", "text": "hm ", "form": "text", "offset": 0}),
             Event("run_1", "text.delta", at, {"message_id": f"m{at}", "text": "word ", "offset": 0}),
             Event("run_1", "message.completed", at, {"message_id": f"m{at}", "text": "word ", "tool_calls": [call], "row": at,
@@ -788,12 +807,12 @@ def log(n: int) -> list[Event]:
             Event("run_1", "tool.completed", at, {"call_id": f"c{at}", "name": "look", "status": "ok", "result": "x", "duration_s": 0.0}),
             Event("run_1", "usage", at, {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}),
         ]  # fmt: skip
-    return [Event(e.run_id, e.type, e.step, e.data, seq, float(seq)) for seq, e in enumerate(made, 1)]
+    return [Event(e.run_id, e.type, e.step, e.data, seq, float(seq)) for seq, e in enumerate(events, 1)]
 
 
-def drawn(renderer: Any, found: list[Event], *, at_once: bool) -> None:
+def drawn(renderer: Any, events: list[Event], *, at_once: bool) -> None:
     list(renderer.begin())
-    for some in [found] if at_once else [[event] for event in found]:
+    for some in [events] if at_once else [[event] for event in events]:
         renderer.feed(some)
     if hasattr(renderer, "finish"):
         renderer.finish(Outcome(text="word", messages=[{"role": "assistant", "content": "word"}]))
@@ -826,14 +845,14 @@ RENDERERS: dict[str, tuple[str, Callable[[], Any]]] = {
 for name, (parts, renderer) in RENDERERS.items():
     for way in (True, False):
         case(f"{name}, {'at once' if way else 'one by one'}", parts, log,
-             lambda found, make=renderer, way=way: drawn(make(), found, at_once=way), size=40, large=4_000)  # type: ignore[misc]  # fmt: skip
+             lambda items, make=renderer, way=way: drawn(make(), items, at_once=way), size=40, large=4_000)  # type: ignore[misc]  # fmt: skip
     case(f"{name} of a long answer", parts,
          lambda n: [Event("run_1", "text.delta", 1, {"message_id": "m", "text": "word ", "offset": 0}, seq, 1.0) for seq in range(1, n)],
-         lambda found, make=renderer: drawn(make(), found, at_once=False), large=50_000)  # type: ignore[misc]  # fmt: skip
+         lambda items, make=renderer: drawn(make(), items, at_once=False), large=50_000)  # type: ignore[misc]  # fmt: skip
 case("result for the local model", "providers.local_results",
      lambda n: json.dumps({"matches": [{"path": "a", "line": 1, "text": "word"}] * n}),
      lambda text: render_result("search_files", text), large=20_000)  # fmt: skip
-case("messages of a turn", "server.render_session", talk, turn_messages, size=60, large=10_000)
+case("messages of a turn", "server.render_session", conversation, turn_messages, size=60, large=10_000)
 
 
 # ---- tools
@@ -857,17 +876,17 @@ case(
 )
 case("a large schema", "tools.framework.arguments", lambda n: {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(n)}},
      arguments.schema_problem, large=20_000)  # fmt: skip
-texts("the name of a tool", "tools.framework.arguments", lambda said: arguments.settle_name(said, ["read_file", "todo"]),
+texts("the name of a tool", "tools.framework.arguments", lambda text: arguments.settle_name(text, ["read_file", "todo"]),
       ["a", "_", "functions.", "read_file", ":0", "-tool"], large=100_000)  # fmt: skip
 LINES = ["a\n", "  a\n", "\n", "a b\n", "}\n"]
 texts(
     "a replacement",
     "tools.patching",
-    lambda said: patching.replace_text(said, "a\n", "b\n", True),
+    lambda text: patching.replace_text(text, "a\n", "b\n", True),
     LINES,
     large=100_000,
 )
-texts("a replacement that fits nowhere", "tools.patching", lambda said: patching.replace_text(said, "a\n" * 20 + "z", "b", False), LINES,
+texts("a replacement that fits nowhere", "tools.patching", lambda text: patching.replace_text(text, "a\n" * 20 + "z", "b", False), LINES,
       large=20_000)  # fmt: skip
 texts("a patch", "tools.patching", patching.parse_patch, ["*** Update File: a\n@@\n-a\n+b\n", "*** Add File: a\n+a\n", "@@\n", "-a\n", "+a\n", "*** "],
       "*** Begin Patch\n*** Update File: a\n@@\n", large=100_000)  # fmt: skip
@@ -896,17 +915,17 @@ HTML = ["<p>a", "<div>", "</div>", "<a href='b'>c</a>", "<li>", "<ul><li>", "<ta
 texts(
     "a page",
     "tools.pages",
-    lambda said: pages.markdown(said, "http://a/"),
+    lambda text: pages.markdown(text, "http://a/"),
     HTML,
     large=60_000,
 )
 case("tools of an MCP server", "tools.mcp_names", lambda n: [
     {"name": f"t{at}", "description": "d", "inputSchema": {"type": "object"}} for at in range(n)
-], lambda found: mcp_names.fit("s", found), large=5_000)  # fmt: skip
+], lambda items: mcp_names.fit("s", items), large=5_000)  # fmt: skip
 case("tools of one name", "tools.mcp_names", lambda n: [{"name": "t", "inputSchema": {"type": "object"}}] * n,
-     lambda found: mcp_names.fit("s", found), large=5_000)  # fmt: skip
+     lambda items: mcp_names.fit("s", items), large=5_000)  # fmt: skip
 case("tools of similar names", "tools.mcp_names", lambda n: [{"name": "t" + "-" * at, "inputSchema": {"type": "object"}} for at in range(n)],
-     lambda found: mcp_names.fit("s", found), size=100, large=1_000)  # fmt: skip
+     lambda items: mcp_names.fit("s", items), size=100, large=1_000)  # fmt: skip
 case(
     "an answer of an MCP server",
     "tools.mcp_names",
@@ -924,9 +943,9 @@ def captured(pieces: Iterable[bytes]) -> None:
     ends.text()
 
 
-for one in (b"a", b"\x1b[", b"\x1b]0;", b"\r", b"a\r\n", b"\xf0\x9f", b"\x1b", b"\x1b[1m", b"\b"):
-    case(f"output of a command: {one!r}", "tools.output_buffer",
-         lambda n, one=one: cut(one * (n // len(one) + 1), 100), captured, size=4_000, large=300_000)  # type: ignore[misc]  # fmt: skip
+for markup in (b"a", b"\x1b[", b"\x1b]0;", b"\r", b"a\r\n", b"\xf0\x9f", b"\x1b", b"\x1b[1m", b"\b"):
+    case(f"output of a command: {markup!r}", "tools.output_buffer",
+         lambda n, text=markup: cut(text * (n // len(text) + 1), 100), captured, size=4_000, large=300_000)  # type: ignore[misc]  # fmt: skip
 
 
 async def shape(contents: list[str]) -> None:
@@ -935,15 +954,15 @@ async def shape(contents: list[str]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         shaper = ResultLimiter(Path(folder), 5_000, 8_000, blocking)
-        for at, said in enumerate(contents):
-            await shaper.shaped({"text": said}, json.dumps({"text": said}), f"c{at}", foreign=True)
+        for at, content in enumerate(contents):
+            await shaper.shaped({"text": content}, json.dumps({"text": content}), f"c{at}", foreign=True)
 
 
 case(
     "answers of tools",
     "tools.framework.result_limits",
     lambda n: ["a\n" * 10] * n,
-    lambda found: run(shape(found)),
+    lambda items: run(shape(items)),
     size=100,
     large=3_000,
 )
@@ -951,7 +970,7 @@ case(
     "a long answer of a tool",
     "tools.framework.result_limits",
     lambda n: ["a\n" * n],
-    lambda found: run(shape(found)),
+    lambda items: run(shape(items)),
     size=5_000,
     large=500_000,
 )
@@ -962,7 +981,7 @@ case(
 texts(
     "a schedule",
     "runs.schedule",
-    lambda said: schedule.parse(said, 0.0, UTC),
+    lambda text: schedule.parse(text, 0.0, UTC),
     ["1,", "*/2 ", "every ", "1-5,", "0 ", "* ", "10m "],
     "0 0 1 1 1",
     large=100_000,
@@ -999,13 +1018,13 @@ case(
     large=3_000,
 )
 case("a change of a configuration", "settings.splice", lambda n: "".join(f"a{at}:\n  b: c\n" for at in range(n)),
-     lambda said: config_splice.replace_entry(said, ("a1", "b"), {"a1": {"b": "d"}}, remove=False), large=3_000)  # fmt: skip
-texts("variables", "settings.files", lambda said: config_files.parse_env(said.encode()), ["A=b\n", "A='", 'A="', "#a\n", "\\\n", "export A=b\n"],
+     lambda text: config_splice.replace_entry(text, ("a1", "b"), {"a1": {"b": "d"}}, remove=False), large=3_000)  # fmt: skip
+texts("variables", "settings.files", lambda text: config_files.parse_env(text.encode()), ["A=b\n", "A='", 'A="', "#a\n", "\\\n", "export A=b\n"],
       large=60_000)  # fmt: skip
 texts(
     "a session as Markdown",
     "services.session_markdown",
-    lambda said: session_markdown.markdown(
+    lambda text: session_markdown.markdown(
         {
             "id": "s",
             "source": "cli",
@@ -1015,7 +1034,7 @@ texts(
             "preview": "",
             "started_at": 1.0,
             "last_active": 1.0,
-            "messages": [{"role": "tool", "tool_name": "t", "content": said, "timestamp": 1.0}],
+            "messages": [{"role": "tool", "tool_name": "t", "content": text, "timestamp": 1.0}],
         }
     ),
     ["a", "`", "```", "\n", "\x1b"],
@@ -1025,9 +1044,9 @@ texts("a text that is shown", "core.text", text.visible, ["a", "\x1b", "\u202e",
 texts("a text with halves", "core.text", text.whole_text, ["a", "\ud800", "\ud83d\ude00"], large=300_000)
 
 
-def shown_lines(said: str) -> None:
+def shown_lines(text: str) -> None:
     drawer = MarkdownLines()
-    for line in said.split("\n"):
+    for line in text.split("\n"):
         for part in cut_text(line, 3_900):
             list(drawer.line(part))
         list(drawer.line(line))

@@ -44,11 +44,11 @@ def test_work_is_linear_in_input_size(name: str) -> None:
 
 
 def steps(case: Case, size: int) -> int:
-    given = case.make(size)
+    sample = case.make(size)
 
     def work() -> None:
         with suppress(*REFUSALS):
-            case.work(given)
+            case.work(sample)
 
     return steps_of(work)
 

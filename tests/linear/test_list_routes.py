@@ -63,7 +63,7 @@ class Counted(connections.Connection):
 
 
 @pytest.fixture(autouse=True)
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def counted_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(connections, "Connection", Counted)
     yield
 
@@ -94,11 +94,11 @@ async def test_list_routes_are_linear_in_rows(start: Start, home_folder: Path) -
         assert response.status == 201
     async with api.post(f"/api/sessions/{SESSION}/chat", {"message": "word"}) as response:
         assert response.status == 200
-    found: list[dict[str, int]] = []
+    results: list[dict[str, int]] = []
     for count in (ROWS, 2 * ROWS):
         fill(home_folder / "state.db", count)
-        found.append({route: await steps(api, route) for route in ROUTES})
-    once, twice = found
+        results.append({route: await steps(api, route) for route in ROUTES})
+    once, twice = results
     slow = {
         route: (once[route], twice[route]) for route in ROUTES if twice[route] > RATIO_MAX * once[route] + STEPS_MIN
     }
@@ -107,11 +107,11 @@ async def test_list_routes_are_linear_in_rows(start: Start, home_folder: Path) -
 
 async def steps(api: Api, route: str) -> int:
     """The least of three times: the store may do other work meanwhile."""
-    found: list[int] = []
+    counts: list[int] = []
     for _ in range(3):
         Steps.count = 0
         async with api.get(route) as response:
             assert response.status == 200, (route, await response.text())
             await response.read()
-        found.append(Steps.count)
-    return min(found)
+        counts.append(Steps.count)
+    return min(counts)

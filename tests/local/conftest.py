@@ -1,4 +1,4 @@
-"""A home with a real model, tiny and not clever: it proves the plumbing, not the wit."""
+"""A home with a real but tiny model: it tests the integration, not the quality of answers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def tiny_model() -> Path | None:
 
 @pytest.fixture(scope="session")
 def model() -> Path:
-    found = tiny_model()
-    if found is None or local.runtime_version() is None:
+    path = tiny_model()
+    if path is None or local.runtime_version() is None:
         pytest.skip("there is no runtime for the local model on this machine")
-    return found
+    return path
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def home(tmp_path: Path, model: Path) -> Home:
 
 @pytest_asyncio.fixture
 async def started(home: Home) -> AsyncIterator[Callable[..., App]]:
-    """Apps of this home, with these lines in its configuration."""
+    """Starts apps of this home with these lines of configuration."""
     apps: list[App] = []
 
     def start(settings: str = "") -> App:
@@ -56,15 +56,17 @@ async def started(home: Home) -> AsyncIterator[Callable[..., App]]:
         await app.close()
 
 
-async def turn(app: App, question: str, seen: Callable[[Event], Any] = lambda event: None, **more: Any) -> list[Event]:
-    """One turn, with all its events; `seen` may act on each."""
+async def turn(
+    app: App, question: str, on_event: Callable[[Event], Any] = lambda event: None, **more: Any
+) -> list[Event]:
+    """One turn, with all its events; `on_event` may act on each."""
     more.setdefault("toolsets", frozenset())
     spec = RunSpec(question, session_id=more.pop("session_id", "s"), **more)
     await app.engine.start(spec)
     events = []
     async for event in app.engine.subscribe(spec.run_id):
         events.append(event)
-        if (waits := seen(event)) is not None:
+        if (waits := on_event(event)) is not None:
             await waits
     return events
 

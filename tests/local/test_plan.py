@@ -43,7 +43,7 @@ def test_request_is_cut_before_deeds(text: str, pieces: list[tuple[str, str, str
         "which file defines the function add and where is it?",
     ],
 )
-def test_texts_and_questions_ask_for_no_deed(text: str) -> None:
+def test_texts_and_questions_need_no_call(text: str) -> None:
     assert remaining(text, []) == []
 
 
@@ -51,40 +51,47 @@ def call(command: str, *, worked: bool = True) -> Call:
     return Call("terminal", f'{{"command": "{command}"}}', worked)
 
 
-def left(text: str, *calls: Call) -> list[str]:
+def remaining_texts(text: str, *calls: Call) -> list[str]:
     return [step.text for step in remaining(text, list(calls))]
 
 
-def test_only_call_that_does_the_deed_counts() -> None:
+def test_only_matching_call_completes_a_step() -> None:
     text = "copy a.txt to b.txt, then delete a.txt"
     both = ["copy a.txt to b.txt", "delete a.txt"]
-    assert left(text) == left(text, call("cat a.txt b.txt")) == left(text, call("cp a.txt b.txt", worked=False)) == both
-    assert left(text, call("cp a.txt b.txt")) == ["delete a.txt"]
-    assert left(text, call("cp a.txt b.txt && rm a.txt")) == []
-    assert left("rename a.txt to b.txt", Call("write_file", '{"path": "b.txt", "content": "x"}', True))
+    assert (
+        remaining_texts(text)
+        == remaining_texts(text, call("cat a.txt b.txt"))
+        == remaining_texts(text, call("cp a.txt b.txt", worked=False))
+        == both
+    )
+    assert remaining_texts(text, call("cp a.txt b.txt")) == ["delete a.txt"]
+    assert remaining_texts(text, call("cp a.txt b.txt && rm a.txt")) == []
+    assert remaining_texts("rename a.txt to b.txt", Call("write_file", '{"path": "b.txt", "content": "x"}', True))
 
 
-def test_rest_of_request_follows_what_is_not_done() -> None:
+def test_remaining_steps_follow_uncompleted_ones() -> None:
     text = "make a folder x, copy a.txt into it and tell me what is in it"
-    assert left(text, call("mkdir x")) == ["copy a.txt into it", "tell me what is in it"]
+    assert remaining_texts(text, call("mkdir x")) == ["copy a.txt into it", "tell me what is in it"]
     copied = Call("terminal", '{"command": "mkdir x && cp a.txt x/"}', worked=True, spoke=False)
-    assert left(text, copied) == ["tell me what is in it"]
-    assert left(text, copied, call("ls x")) == []
+    assert remaining_texts(text, copied) == ["tell me what is in it"]
+    assert remaining_texts(text, copied, call("ls x")) == []
 
 
-def test_what_is_shown_was_looked_at_after_the_deed() -> None:
+def test_shown_file_must_be_read_after_the_change() -> None:
     read, changed = Call("read_file", '{"path": "a.txt"}', True), Call("patch", '{"path": "a.txt"}', True, spoke=False)
     text = "change 1 to 2 in a.txt and then show me its first line"
-    assert left(text, read, changed) == ["show me its first line"]
-    assert left(text, changed, read) == []
-    assert left("find the file with ships and show it", Call("search_files", "ships", True)) == ["show it"]
-    assert left("write one.py that prints 1, run it and tell me what it prints", Call("write_file", "one.py", True), call("python3 one.py")) == []  # fmt: skip
+    assert remaining_texts(text, read, changed) == ["show me its first line"]
+    assert remaining_texts(text, changed, read) == []
+    assert remaining_texts("find the file with ships and show it", Call("search_files", "ships", True)) == ["show it"]
+    assert remaining_texts("write one.py that prints 1, run it and tell me what it prints", Call("write_file", "one.py", True), call("python3 one.py")) == []  # fmt: skip
 
 
-def test_file_is_not_replaced_by_what_is_to_be_added() -> None:
+def test_append_request_is_not_met_by_overwriting() -> None:
     text = "append the line x to a.txt"
-    assert left(text, Call("write_file", '{"path": "a.txt", "content": "x"}', True)) == [text]
-    assert left(text, call("echo x > a.txt")) == [text] and left(text, call("echo x >> a.txt")) == []
+    assert remaining_texts(text, Call("write_file", '{"path": "a.txt", "content": "x"}', True)) == [text]
+    assert (
+        remaining_texts(text, call("echo x > a.txt")) == [text] and remaining_texts(text, call("echo x >> a.txt")) == []
+    )
     assert misleading(text) == {"write_file", "patch"} == misleading("rename a.txt to b.txt")
     assert misleading("change x to y in a.txt") == misleading("what is in a.txt?") == set()
     assert misleading("write x to a.txt") == {"patch"}

@@ -102,8 +102,8 @@ async def test_runtime_takes_grammar_of_all_tools(http: HttpClient) -> None:
         grammar = local_grammar.call_or_answer(calls, answer)
         data = await ask(http, [{"role": "user", "content": "Hi"}], grammar=grammar, max_tokens=24)
         assert data["choices"][0]["message"]["content"].startswith(('{"tool": "', '{"answer": '))
-    begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": '{"answer": "Hel'}]
-    assert await ask(http, begun, grammar=local_grammar.REST_OF_ANSWER, max_tokens=8)
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": '{"answer": "Hel'}]
+    assert await ask(http, messages, grammar=local_grammar.REST_OF_ANSWER, max_tokens=8)
 
 
 def test_profile_uses_model_of_default_home(tmp_path: Path) -> None:

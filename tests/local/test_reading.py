@@ -26,20 +26,20 @@ def read(text: str, cuts: list[int]) -> tuple[list[dict[str, Any]], list[dict[st
     return live, list(reading.finish())
 
 
-def said(deltas: list[dict[str, Any]]) -> str:
+def text_of(deltas: list[dict[str, Any]]) -> str:
     return "".join(delta.get("content", "") for delta in deltas)
 
 
 @given(TEXT, st.lists(st.integers(0, 10_000)), st.booleans())
 def test_answer_is_read_for_any_chunking(text: str, cuts: list[int], ascii_only: bool) -> None:
     live, rest = read(json.dumps({"answer": text}, ensure_ascii=ascii_only), cuts)
-    assert said(live) == text and rest == []
+    assert text_of(live) == text and rest == []
 
 
 def test_answer_is_streamed() -> None:
     reading = Reading("call_1")
-    told = [said(list(reading.feed(piece))) for piece in ('{"ans', 'wer": "Hel', "lo", " \\u00", 'e9"', "}")]
-    assert told == ["", "Hel", "lo", " ", "é", ""]
+    texts = [text_of(list(reading.feed(piece))) for piece in ('{"ans', 'wer": "Hel', "lo", " \\u00", 'e9"', "}")]
+    assert texts == ["", "Hel", "lo", " ", "é", ""]
 
 
 @given(
@@ -67,7 +67,7 @@ def test_beginning_of_tool_call_is_nothing(text: str) -> None:
 
 def test_object_answer_is_json_text() -> None:
     live, rest = read('{"answer": {"city": "Rome", "people": 3}}', [5, 14, 20])
-    assert live == [] and json.loads(said(rest)) == {"city": "Rome", "people": 3}
+    assert live == [] and json.loads(text_of(rest)) == {"city": "Rome", "people": 3}
 
 
 ESCAPES = [
@@ -80,18 +80,18 @@ ESCAPES = [
 ]
 
 
-@pytest.mark.parametrize(("written", "meant"), ESCAPES)
-def test_backslash_before_any_character_is_kept(written: str, meant: str) -> None:
+@pytest.mark.parametrize(("written", "expected"), ESCAPES)
+def test_backslash_before_any_character_is_kept(written: str, expected: str) -> None:
     for cuts in ([], list(range(60))):
         live, rest = read(f'{{"answer": "{written}"}}', cuts)
-        assert said(live) == meant and rest == []
+        assert text_of(live) == expected and rest == []
     _, [delta] = read(f'{{"tool": "search_files", "arguments": {{"pattern": "{written}"}}}}', [])
-    assert json.loads(delta["tool_calls"][0]["function"]["arguments"]) == {"pattern": meant}
+    assert json.loads(delta["tool_calls"][0]["function"]["arguments"]) == {"pattern": expected}
 
 
-def test_rest_of_begun_answer_is_read() -> None:
-    reading = Reading("call_1", begun=True)
-    assert said([*reading.feed("day, Tues"), *reading.feed('day."}'), *reading.finish()]) == "day, Tuesday."
+def test_rest_of_started_answer_is_read() -> None:
+    reading = Reading("call_1", continues=True)
+    assert text_of([*reading.feed("day, Tues"), *reading.feed('day."}'), *reading.finish()]) == "day, Tuesday."
 
 
 def loops_after(text: str) -> int | None:

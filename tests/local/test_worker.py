@@ -26,15 +26,15 @@ LONG = "Write a long story about a ship."
 
 def workers(home: Home) -> list[int]:
     """The processes that hold a model of this home."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         try:
             ours = entry.name.isdigit() and b"worker.py" in (entry / "cmdline").read_bytes().split(b"\0")[-3]
             if ours and Path(os.readlink(entry / "cwd")) == home.run_folder.resolve():
-                found.append(int(entry.name))
+                pids.append(int(entry.name))
         except (OSError, IndexError):
             continue
-    return found
+    return pids
 
 
 def worker(home: Home) -> int:
@@ -42,7 +42,7 @@ def worker(home: Home) -> int:
     return max(workers(home))
 
 
-async def gone(home: Home) -> None:
+async def workers_ended(home: Home) -> None:
     async with asyncio.timeout(20):
         while workers(home):
             await asyncio.sleep(0.02)
@@ -175,12 +175,12 @@ async def test_prompt_over_window_is_rejected(started: Start) -> None:
 
 @pytest.mark.long
 async def test_two_processes_of_home_share_worker(started: Start, home: Home) -> None:
-    one, other = started(), started()
-    assert text(await turn(one, "Hi", max_output_tokens=3))
+    first, other = started(), started()
+    assert text(await turn(first, "Hi", max_output_tokens=3))
     had = workers(home)
     assert text(await turn(other, "Hi", max_output_tokens=3, session_id="t")) and workers(home) == had
-    await one.close()
-    await gone(home)
+    await first.close()
+    await workers_ended(home)
     assert text(await turn(other, "Hi", max_output_tokens=3, session_id="t")) and workers(home)
 
 
@@ -210,17 +210,17 @@ async def test_idle_worker_unloads_and_wakes(started: Start, home: Home) -> None
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ("model: {path: /nowhere/m.gguf, provider: local}\n", "/nowhere/m.gguf"),
         ("local: {context: 2048}\n", "hermes setup"),
     ],
     ids=["a file that is not there", "no file"],
 )
-async def test_missing_model_error_has_hint(started: Start, home: Home, settings: str, words: str) -> None:
+async def test_missing_model_error_has_hint(started: Start, home: Home, settings: str, message: str) -> None:
     (home.models / "tiny.gguf").unlink()
     events = await turn(started(settings), "Hi")
-    assert events[-1].type == "run.failed" and words in events[-1].data["error"]
+    assert events[-1].type == "run.failed" and message in events[-1].data["error"]
 
 
 async def test_invalid_model_file_is_reported(started: Start, home: Home) -> None:

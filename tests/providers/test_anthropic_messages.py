@@ -245,7 +245,7 @@ def test_sampling(model: str, sampling: dict[str, Any], sent: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "key"),
+    ("name", "value", "key"),
     [
         ("temperature", {"temperature": 0.5}, "temperature"),
         ("stop_sequences", {"stop": "END"}, "stop_sequences"),
@@ -253,9 +253,9 @@ def test_sampling(model: str, sampling: dict[str, Any], sent: dict[str, Any]) ->
         ("metadata", {"user": "u"}, "metadata"),
     ],
 )
-def test_dropped(name: str, given: dict[str, Any], key: str) -> None:
-    assert key in body(sampling=given)
-    assert key not in body(sampling=given, dropped=frozenset({name}))
+def test_dropped(name: str, value: dict[str, Any], key: str) -> None:
+    assert key in body(sampling=value)
+    assert key not in body(sampling=value, dropped=frozenset({name}))
 
 
 def test_strict_schema_is_sent_where_supported() -> None:

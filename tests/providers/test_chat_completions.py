@@ -314,7 +314,7 @@ def test_reasoning_to_be_replayed_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("value", "expected"),
     [
         ({"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}}, ToolDelta(0, "c", "f", "")),
         ({"index": 2, "function": {"arguments": '{"a'}}, ToolDelta(2, arguments='{"a')),
@@ -325,8 +325,8 @@ def test_reasoning_to_be_replayed_is_kept() -> None:
         ({"index": 0, "model_extra": {"extra_content": {"g": 1}}}, ToolDelta(0, extra={"g": 1})),
     ],
 )
-def test_tool_call_fragments(given: Any, expected: ToolDelta) -> None:
-    assert parts(chunk({"tool_calls": [given, None]})) == [expected]
+def test_tool_call_fragments(value: Any, expected: ToolDelta) -> None:
+    assert parts(chunk({"tool_calls": [value, None]})) == [expected]
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ ODD = [
 def chunk(text: str | None, *, ident: str = "c1", ascii_only: bool = True, tight: bool = False, **more: Any) -> bytes:
     """A frame with a text, or, without one, with whatever `more` says."""
     delta = {"content": text} if text is not None else {}
-    told = {"id": ident, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta} | more]}
-    written = json.dumps(told, ensure_ascii=ascii_only, separators=(",", ":") if tight else None)
+    chunk = {"id": ident, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta} | more]}
+    written = json.dumps(chunk, ensure_ascii=ascii_only, separators=(",", ":") if tight else None)
     return b"data: " + written.encode() + b"\n\n"
 
 
@@ -94,8 +94,8 @@ def test_chunk_template_rejects_different_events(other: bytes) -> None:
     alike = ChunkTemplate(READ)
     assert alike.texts(known) == (["a"], len(known))
     for body in (known + other, known + other + frames(["c"])):
-        found, size = alike.texts(body)
-        assert (found, size) in ((["a"], len(known)), ([], 0))
+        text, size = alike.texts(body)
+        assert (text, size) in ((["a"], len(known)), ([], 0))
     assert alike.texts(known) == (["a"], len(known))
 
 
@@ -115,17 +115,17 @@ def test_chunk_template_reasoning_first_uses_no_attempt() -> None:
 
 
 def test_chunk_template_gives_up_on_varying_events() -> None:
-    asked: list[bytes] = []
+    looks: list[bytes] = []
 
     def read(events: Sequence[bytes], at: int) -> list[str]:
-        asked.append(events[at])
+        looks.append(events[at])
         return READ(events, at)
 
     alike = ChunkTemplate(read)
     for n in range(100):
         alike.texts(chunk("a", ident=f"c{n}"))
     assert not alike.looks
-    assert len(asked) == 2 * LOOKS_MAX
+    assert len(looks) == 2 * LOOKS_MAX
 
 
 def test_chunk_template_tolerates_occasional_change() -> None:
@@ -141,7 +141,7 @@ def test_chunk_template_tolerates_occasional_change() -> None:
 # --- in a stream -----------------------------------------------------------------------------------------------------
 
 
-class Told:
+class PacketResponse:
     """An answer that comes in these packets, to the sink first where it has one."""
 
     status, headers, is_stream, is_json = 200, {}, True, False  # type: ignore[var-annotated]
@@ -165,7 +165,7 @@ class Told:
         raise error
 
 
-async def heard(packets: Sequence[bytes], *, joins: bool) -> tuple[str, Any, Any]:
+async def read_packets(packets: Sequence[bytes], *, joins: bool) -> tuple[str, Any, Any]:
     """The text that was delivered, the message, and what went wrong."""
     delivered: list[str] = []
 
@@ -175,8 +175,8 @@ async def heard(packets: Sequence[bytes], *, joins: bool) -> tuple[str, Any, Any
 
     caller = Caller(Stop(), deliver, lambda _: None, joins=joins, at_once=(lambda _: True) if joins else None)
     wire = WireRequest("POST", "http://model", {}, {})
-    done = await caller.ask(Told(packets), PROVIDER, wire, Timeouts(), Assembler("r:1"), streaming=True)  # type: ignore[arg-type]
-    return "".join(delivered), done.assembler.message(), done.facts
+    answer = await caller.ask(PacketResponse(packets), PROVIDER, wire, Timeouts(), Assembler("r:1"), streaming=True)  # type: ignore[arg-type]
+    return "".join(delivered), answer.assembler.message(), answer.facts
 
 
 TOOL = [{"index": 0, "id": "t1", "function": {"name": "f", "arguments": "{}"}}]
@@ -201,7 +201,7 @@ END = chunk(None, finish_reason="stop") + b"data: [DONE]\n\n"
 def test_chunk_template_result_equals_plain_parsing(events: list[bytes], data: st.DataObject) -> None:
     body = b"".join([*events, END])
     one_by_one = [*events, END]
-    expected = asyncio.run(heard(one_by_one, joins=False))
-    assert asyncio.run(heard([body], joins=True)) == expected
-    assert asyncio.run(heard(any_cut(data, body), joins=True)) == expected
-    assert asyncio.run(heard(one_by_one, joins=True)) == expected
+    expected = asyncio.run(read_packets(one_by_one, joins=False))
+    assert asyncio.run(read_packets([body], joins=True)) == expected
+    assert asyncio.run(read_packets(any_cut(data, body), joins=True)) == expected
+    assert asyncio.run(read_packets(one_by_one, joins=True)) == expected

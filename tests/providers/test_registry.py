@@ -44,8 +44,8 @@ def test_capabilities_of_a_route() -> None:
 
 def test_translators_are_imported_lazily() -> None:
     code = "import sys, hermes.providers.registry; print([m for m in sys.modules if 'completions' in m])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def choose(settings: Settings, session: str | None = None, **choice: Any) -> Rou
     return primary(settings, asked or RouteChoice())
 
 
-def place(route: Route) -> tuple[str, str, str, str]:
+def route_fields(route: Route) -> tuple[str, str, str, str]:
     return route.provider, route.model, route.base_url, route.api_mode
 
 
@@ -122,7 +122,7 @@ api_server: {model_routes: {fast: {model: small}, mine/first: {model: other}}}
 def test_model_name_is_alias_or_provider_model(home: Home, name: str, expected: tuple[str, str] | None) -> None:
     settings = load(home, NAMES)
     choice = named(settings, name)
-    assert (place(primary(settings, choice))[:2] if choice else None) == expected
+    assert (route_fields(primary(settings, choice))[:2] if choice else None) == expected
     assert listed(settings) == {"mine/first": "first", "openrouter/org/big": "org/big"}
 
 
@@ -141,7 +141,7 @@ def test_model_name_is_alias_or_provider_model(home: Home, name: str, expected: 
 def test_url_and_protocol_follow_from_provider_or_host(
     home: Home, choice: dict[str, Any], base_url: str, mode: str
 ) -> None:
-    assert place(choose(load(home), **choice))[2:] == (base_url, mode)
+    assert route_fields(choose(load(home), **choice))[2:] == (base_url, mode)
 
 
 def test_provider_entry_settings(home: Home) -> None:
@@ -158,7 +158,7 @@ providers:
     stale_timeout_seconds: 33
 """
     route = choose(load(home, yaml))
-    assert place(route) == ("mine", "big", "https://llm.test/v1", "codex_responses")
+    assert route_fields(route) == ("mine", "big", "https://llm.test/v1", "codex_responses")
     assert (route.window_tokens, route.max_output_tokens) == (64000, 900)
     assert (dict(route.headers), dict(route.extra_body)) == ({"X-Team": "blue"}, {"priority": 1})
     assert (route.request_timeout_s, route.stale_timeout_s) == (77, 33)
@@ -252,7 +252,7 @@ def test_missing_key_names_variable(home: Home, yaml: str, choice: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("choice", "words"),
+    ("choice", "message"),
     [
         ({"model": "gpt-x"}, "no provider"),
         ({"provider": "openia", "model": "m"}, "openai"),
@@ -261,10 +261,10 @@ def test_missing_key_names_variable(home: Home, yaml: str, choice: dict[str, Any
         ({"base_url": "https://x.test/v1"}, "no model"),
     ],
 )
-def test_unreachable_route_is_rejected_with_hint(home: Home, choice: dict[str, Any], words: str) -> None:
+def test_unreachable_route_is_rejected_with_hint(home: Home, choice: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         choose(load(home), **choice)
-    assert words in str(refused.value) and refused.value.hint
+    assert message in str(refused.value) and refused.value.hint
 
 
 # ---- fallbacks and tasks
@@ -326,5 +326,5 @@ def test_auxiliary_task_defaults_to_main_route(home: Home) -> None:
 def test_auxiliary_task_with_own_provider(home: Home) -> None:
     settings = load(home, CONFIGURED + "\nauxiliary: {vision: {provider: anthropic, model: claude-x}}")
     route = auxiliary(settings, "vision")
-    assert route is not None and place(route) == ("anthropic", "claude-x", ANTHROPIC, "anthropic_messages")
+    assert route is not None and route_fields(route) == ("anthropic", "claude-x", ANTHROPIC, "anthropic_messages")
     assert keys(route) == ["key-of-anthropic"]

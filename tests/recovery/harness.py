@@ -22,7 +22,7 @@ PROTOCOLS = {"chat_completions": "chat", "codex_responses": "responses", "anthro
 
 @asynccontextmanager
 async def running_app(folder: Path, settings: str = "") -> AsyncIterator[App]:
-    """An app without random waits, closed whatever happens."""
+    """An app without random delays, closed at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(
         "agent: {delta_window_ms: 0}\nauxiliary: {title_generation: {enabled: false}}\n" + settings
@@ -50,7 +50,7 @@ async def turn(app: App, url: str, api_mode: str, question: str, **fields: Any) 
 
 
 async def at_most(count: int, jobs: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Do all jobs, so many at a time; the first failure ends it."""
+    """Run all jobs, at most that many at a time; stop at the first failure."""
     queue = iter(jobs)
 
     async def worker() -> None:
@@ -63,7 +63,7 @@ async def at_most(count: int, jobs: Iterable[Callable[[], Awaitable[None]]]) -> 
 
 
 def check_log(events: list[Event]) -> dict[str, str]:
-    """What holds for every log: one order, one end, and texts that only ever grow. The texts by message."""
+    """Check the invariants of a log (order, one final event, append-only texts); returns the texts by message."""
     assert [e.seq for e in events] == sorted({e.seq for e in events})
     assert [e.type for e in events if e.type in FINAL] == [events[-1].type]
     texts: dict[str, str] = {}

@@ -22,10 +22,10 @@ def _script(cuts: dict[str, Reply]):
     """The first request of each conversation is cut; the rest are answered as they should be."""
 
     def reply(request: Request) -> Reply:
-        asked = next(turn.text for turn in request.turns if turn.role == "user")
+        text = next(turn.text for turn in request.turns if turn.role == "user")
         if any(turn.role == "tool" for turn in request.turns):
             return Reply(text="All done.", continues=False)
-        return cuts.pop(asked, ANSWER)
+        return cuts.pop(text, ANSWER)
 
     return reply
 
@@ -51,7 +51,7 @@ async def test_stream_cut_at_any_byte_is_recovered_without_repetition(
         cuts = {f"cut {n}": Reply(**{**vars_of(ANSWER), "cut_at": n, "cut_clean": clean}) for n in places}
         server.handler = _script(dict(cuts))
 
-        async def one(question: str) -> None:
+        async def run_one(question: str) -> None:
             result, events = await turn(app, server.url, api_mode, question)
             texts = check_log(events)
             assert result["completed"], (question, result["error"])
@@ -59,7 +59,7 @@ async def test_stream_cut_at_any_byte_is_recovered_without_repetition(
             assert list(texts.values()) == [WHOLE, "All done."], question
             assert [e.type for e in events].count("tool.finished") == 1, question
 
-        await at_most(AT_ONCE, (partial(one, question) for question in cuts))
+        await at_most(AT_ONCE, (partial(run_one, question) for question in cuts))
         await server.until(lambda: server.open_streams == 0)
 
 

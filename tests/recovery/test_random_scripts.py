@@ -78,12 +78,12 @@ async def _run_seeds(seeds: range, folder: Path) -> None:
     randoms: dict[str, random.Random] = {}
 
     def handler(request: Request) -> Reply:
-        asked = next(turn.text for turn in request.turns if turn.role == "user")
-        return _reply(randoms[asked])
+        text = next(turn.text for turn in request.turns if turn.role == "user")
+        return _reply(randoms[text])
 
     async with running_app(folder) as app, ModelServer(handler=handler) as server:
 
-        async def one(seed: int) -> None:
+        async def run_one(seed: int) -> None:
             rng = random.Random(seed)
             randoms[f"seed {seed}"] = rng
             api_mode = rng.choice(list(PROTOCOLS))
@@ -93,10 +93,10 @@ async def _run_seeds(seeds: range, folder: Path) -> None:
             )
             _check(seed, result, events)
 
-        await at_most(AT_ONCE, (partial(one, seed) for seed in seeds))
+        await at_most(AT_ONCE, (partial(run_one, seed) for seed in seeds))
         await server.until(lambda: server.open_streams == 0, timeout=5)
-    left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    assert left == [], left
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    assert tasks == [], tasks
 
 
 def _check(seed: int, result: dict[str, object], events: list) -> None:

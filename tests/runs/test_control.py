@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent.conftest import MakeHouse
-from agent.house import PROTOCOLS, House, Json, Ran, Running, nothing_left, reading, sent, tool
+from agent.conftest import MakeHarness
+from agent.harness import PROTOCOLS, CompletedRun, Harness, Json, Running, nothing_left, reading, sent_messages, tool
 from hermes.core.spec import Control
 from hermes.tools import clarify, memory
 from hermes.tools.framework import round as tool_round
@@ -21,11 +21,11 @@ from support.quick import once_within
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 
 
-def assert_cancelled(ran: Ran, text: str = "") -> None:
-    assert ran.final["type"] == "run.cancelled"
-    assert ran.final["reason"] == "stop"
-    assert ran.final["by"] == "user"
-    result = ran.result
+def assert_cancelled(run: CompletedRun, text: str = "") -> None:
+    assert run.final["type"] == "run.cancelled"
+    assert run.final["reason"] == "stop"
+    assert run.final["by"] == "user"
+    result = run.result
     assert (result["interrupted"], result["completed"], result["failed"]) == (True, False, False)
     assert (result["final_response"], result["error_code"]) == (text, "interrupted")
 
@@ -41,12 +41,12 @@ async def forever(_: Any, __: Any) -> Json:
 @each_protocol
 @pytest.mark.parametrize("control", ["interrupt", "cancel"])
 async def test_interrupt_closes_model_socket_and_keeps_partial_text(
-    house: House, server: ModelServer, protocol: Protocol, control: str
+    harness: Harness, server: ModelServer, protocol: Protocol, control: str
 ) -> None:
     async def interrupt() -> float:
         server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
-        running = await house.begin(house.spec(server, protocol=protocol))
-        await running.seen("text.delta")
+        running = await harness.begin(harness.spec(server, protocol=protocol))
+        await running.wait_for("text.delta")
         before = time.monotonic()
         assert await running.control(control) == "applied"
         await server.until(lambda: server.open_streams == 0)
@@ -59,10 +59,10 @@ async def test_interrupt_closes_model_socket_and_keeps_partial_text(
     await once_within(0.1, interrupt)
 
 
-async def test_interrupt_before_first_token_closes_model_socket(house: House, server: ModelServer) -> None:
+async def test_interrupt_before_first_token_closes_model_socket(harness: Harness, server: ModelServer) -> None:
     async def interrupt() -> float:
         server.script = [Reply(text="Hello", delay_s=60)]
-        running = await house.begin(house.spec(server))
+        running = await harness.begin(harness.spec(server))
         await server.until(lambda: server.open_streams == 1)
         before = time.monotonic()
         await running.control("interrupt")
@@ -75,24 +75,24 @@ async def test_interrupt_before_first_token_closes_model_socket(house: House, se
     await once_within(0.1, interrupt)
 
 
-async def test_interrupt_cuts_retry_wait_short(house: House, server: ModelServer) -> None:
+async def test_interrupt_cuts_retry_wait_short(harness: Harness, server: ModelServer) -> None:
     async def interrupt() -> float:
-        server.script, asked = [Reply(status=429, headers={"Retry-After": "19"})], len(server.requests)
-        running = await house.begin(house.spec(server))
-        waiting = await running.seen("model.retrying")
+        server.script, count = [Reply(status=429, headers={"Retry-After": "19"})], len(server.requests)
+        running = await harness.begin(harness.spec(server))
+        waiting = await running.wait_for("model.retrying")
         assert waiting["wait_seconds"] == pytest.approx(19.0)
         before = time.monotonic()
         await running.control("interrupt")
         assert_cancelled(await running.end())
         took_s = time.monotonic() - before
-        assert len(server.requests) == asked + 1
+        assert len(server.requests) == count + 1
         await nothing_left(server)
         return took_s
 
     await once_within(0.5, interrupt)
 
 
-async def test_interrupt_cancels_async_tool(house: House, server: ModelServer) -> None:
+async def test_interrupt_cancels_async_tool(harness: Harness, server: ModelServer) -> None:
     cancelled = asyncio.Event()
 
     async def look(_: Any, __: Any) -> Json:
@@ -103,39 +103,39 @@ async def test_interrupt_cancels_async_tool(house: House, server: ModelServer) -
             raise
         return {}
 
-    house.offer(tool("look", look))
+    harness.offer(tool("look", look))
     server.script = [Reply(text="Wait.", tool_calls=[Call("look")])]
-    running = await house.begin(house.spec(server))
-    await running.seen("tool.started")
+    running = await harness.begin(harness.spec(server))
+    await running.wait_for("tool.started")
     await running.control("interrupt")
-    ran = await running.end()
+    run = await running.end()
     assert cancelled.is_set()
-    assert ran.final["type"] == "run.cancelled"
-    assert ran.one("tool.finished")["status"] == "interrupted"
+    assert run.final["type"] == "run.cancelled"
+    assert run.event("tool.finished")["status"] == "interrupted"
     await nothing_left(server)
 
 
-async def test_interrupt_is_signalled_to_blocking_tool(house: House, server: ModelServer) -> None:
-    seen = threading.Event()
+async def test_interrupt_is_signalled_to_blocking_tool(harness: Harness, server: ModelServer) -> None:
+    reached = threading.Event()
 
     def look(ctx: Any, _: Any) -> Json:
         if ctx.cancelled.wait(5):
-            seen.set()
+            reached.set()
         return {}
 
-    house.offer(tool("look", look))
+    harness.offer(tool("look", look))
     server.script = [Reply(tool_calls=[Call("look")])]
-    running = await house.begin(house.spec(server))
-    await running.seen("tool.started")
+    running = await harness.begin(harness.spec(server))
+    await running.wait_for("tool.started")
     await running.control("interrupt")
-    ran = await running.end()
-    assert seen.is_set()
-    assert ran.one("tool.finished")["status"] == "interrupted"
+    run = await running.end()
+    assert reached.is_set()
+    assert run.event("tool.finished")["status"] == "interrupted"
     await nothing_left(server)
 
 
 async def test_interrupt_does_not_wait_for_stubborn_tool(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tool_round.limits, "STUBBORN_S_MAX", 0.1)
     release = threading.Event()
@@ -144,38 +144,38 @@ async def test_interrupt_does_not_wait_for_stubborn_tool(
         release.wait(60)
         return {}
 
-    house.offer(tool("look", look))
+    harness.offer(tool("look", look))
     server.script = [Reply(tool_calls=[Call("look")])]
-    running = await house.begin(house.spec(server))
-    await running.seen("tool.started")
+    running = await harness.begin(harness.spec(server))
+    await running.wait_for("tool.started")
     await running.control("interrupt")
-    ran = await running.end()  # the tool still works
-    assert ran.final["type"] == "run.cancelled"
+    run = await running.end()  # the tool still works
+    assert run.final["type"] == "run.cancelled"
     release.set()
     await nothing_left(server)
 
 
-async def test_interrupt_ends_all_parallel_tool_calls(house: House, server: ModelServer) -> None:
-    house.offer(tool("look", forever, effect="read", scope=lambda _: frozenset()))
+async def test_interrupt_ends_all_parallel_tool_calls(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look", forever, effect="read", scope=lambda _: frozenset()))
     server.script = [Reply(tool_calls=[Call("look", {"a": str(n)}) for n in range(12)])]
-    running = await house.begin(house.spec(server, persist=True))
-    await running.seen("tool.started")
+    running = await harness.begin(harness.spec(server, persist=True))
+    await running.wait_for("tool.started")
     await running.control("interrupt")
-    ran = await running.end()
-    rows = await house.rows(ran.spec.session_id)
+    run = await running.end()
+    rows = await harness.rows(run.spec.session_id)
     assert [row.role for row in rows].count("tool") == 12
-    assert ran.final["type"] == "run.cancelled"
+    assert run.final["type"] == "run.cancelled"
     await nothing_left(server)
 
 
-async def test_interrupt_cancels_queued_run(house: House, server: ModelServer) -> None:
+async def test_interrupt_cancels_queued_run(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="One.", delay_s=60)]
-    running = await house.begin(house.spec(server, persist=True, session_id="s"))
+    running = await harness.begin(harness.spec(server, persist=True, session_id="s"))
     await server.until(lambda: server.open_streams == 1)
-    queued = house.spec(server, persist=True, session_id="s")
-    await house.engine.submit(queued)
-    assert await house.engine.control(queued.run_id, Control("interrupt")) == "applied"
-    events = [event async for event in house.engine.subscribe(queued.run_id)]
+    queued = harness.spec(server, persist=True, session_id="s")
+    await harness.engine.submit(queued)
+    assert await harness.engine.control(queued.run_id, Control("interrupt")) == "applied"
+    events = [event async for event in harness.engine.subscribe(queued.run_id)]
     assert [event.type for event in events] == ["run.queued", "control.received", "run.cancelled"]
     await running.control("interrupt")
     await running.end()
@@ -183,10 +183,10 @@ async def test_interrupt_cancels_queued_run(house: House, server: ModelServer) -
     await nothing_left(server)
 
 
-async def test_interrupt_from_another_thread(house: House, server: ModelServer) -> None:
+async def test_interrupt_from_another_thread(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
-    running = await house.begin(house.spec(server))
-    await running.seen("text.delta")
+    running = await harness.begin(harness.spec(server))
+    await running.wait_for("text.delta")
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -198,52 +198,54 @@ async def test_interrupt_from_another_thread(house: House, server: ModelServer) 
     thread.join()
 
 
-async def test_interrupt_is_recorded_before_it_is_applied(house: House, server: ModelServer) -> None:
+async def test_interrupt_is_recorded_before_it_is_applied(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
-    running = await house.begin(house.spec(server))
-    await running.seen("text.delta")
+    running = await harness.begin(harness.spec(server))
+    await running.wait_for("text.delta")
     control = Control("interrupt", {"message": "no, the other"}, by="someone", surface="test", control_id="c1")
-    assert await house.engine.control(running.run_id, control) == "applied"
-    ran = await running.end()
-    received = ran.one("control.received")
+    assert await harness.engine.control(running.run_id, control) == "applied"
+    run = await running.end()
+    received = run.event("control.received")
     assert (received["control_id"], received["control"], received["by"], received["surface"]) == (
         *("c1", "interrupt"),
         *("someone", "test"),
     )
-    assert ran.final["by"] == "someone"
+    assert run.final["by"] == "someone"
 
 
-async def test_duplicate_control_id_is_ignored(house: House, server: ModelServer) -> None:
+async def test_duplicate_control_id_is_ignored(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
-    running = await house.begin(house.spec(server))
-    await running.seen("text.delta")
+    running = await harness.begin(harness.spec(server))
+    await running.wait_for("text.delta")
     for _ in range(2):
         assert await running.control("steer", control_id="c1", text="faster") == "applied"
     await running.control("interrupt")
-    ran = await running.end()
-    assert [event["control_id"] for event in ran.of("control.received")].count("c1") == 1
+    run = await running.end()
+    assert [event["control_id"] for event in run.events_of("control.received")].count("c1") == 1
 
 
-async def test_control_of_ended_run_is_not_active_and_of_missing_run_unknown(house: House, server: ModelServer) -> None:
+async def test_control_of_ended_run_is_not_active_and_of_missing_run_unknown(
+    harness: Harness, server: ModelServer
+) -> None:
     server.script = [Reply(text="Done.")]
-    ran = await house.run(server, persist=True)
-    assert await house.engine.control(ran.spec.run_id, Control("interrupt")) == "not_active"
-    assert await house.engine.control("run_" + "0" * 32, Control("interrupt")) == "unknown"
+    run = await harness.run(server, persist=True)
+    assert await harness.engine.control(run.spec.run_id, Control("interrupt")) == "not_active"
+    assert await harness.engine.control("run_" + "0" * 32, Control("interrupt")) == "unknown"
 
 
-async def test_interrupt_at_any_moment_leaves_exactly_one_final_event(house: House, server: ModelServer) -> None:
-    house.offer(tool("look", lambda _, args: {"saw": args}))
+async def test_interrupt_at_any_moment_leaves_exactly_one_final_event(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look", lambda _, args: {"saw": args}))
     script = [Reply(text=["a ", "b "], tool_calls=[Call("look")], gap_s=0.005), Reply(text=["c ", "d"], gap_s=0.005)]
     server.script = list(script)
-    whole = await house.run(server)
+    whole = await harness.run(server)
     for count in range(1, len(whole.events) - 1):
         server.script = list(script)
-        running = await house.begin(house.spec(server))
+        running = await harness.begin(harness.spec(server))
         await running.until(lambda events, n=count: len(events) >= n)
         await running.control("interrupt")
-        ran = await running.end()
-        assert ran.final["type"] in ("run.cancelled", "run.completed")
-        roles = [m["role"] for m in ran.result["messages"]]
+        run = await running.end()
+        assert run.final["type"] in ("run.cancelled", "run.completed")
+        roles = [m["role"] for m in run.result["messages"]]
         assert roles[0] == "user"
         assert roles[-1] == "assistant"
     await nothing_left(server)
@@ -252,32 +254,32 @@ async def test_interrupt_at_any_moment_leaves_exactly_one_final_event(house: Hou
 # ---- the waiter leaves
 
 
-async def test_disconnect_of_last_owner_cancels_run(house: House, server: ModelServer) -> None:
+async def test_disconnect_of_last_owner_cancels_run(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
-    running = await house.begin(house.spec(server, on_detach="cancel"))
-    one, two = house.engine.attach(running.run_id), house.engine.attach(running.run_id)
-    await running.seen("text.delta")
-    await house.engine.detach(running.run_id, one)
+    running = await harness.begin(harness.spec(server, on_detach="cancel"))
+    first, two = harness.engine.attach(running.run_id), harness.engine.attach(running.run_id)
+    await running.wait_for("text.delta")
+    await harness.engine.detach(running.run_id, first)
     assert running.events[-1]["type"] == "text.delta"
-    await house.engine.detach(running.run_id, two)
-    ran = await running.end()
-    assert (ran.final["type"], ran.final["reason"]) == ("run.cancelled", "client_disconnected")
+    await harness.engine.detach(running.run_id, two)
+    run = await running.end()
+    assert (run.final["type"], run.final["reason"]) == ("run.cancelled", "client_disconnected")
     await nothing_left(server)
 
 
-async def test_disconnect_does_not_cancel_run_with_on_detach_continue(house: House, server: ModelServer) -> None:
+async def test_disconnect_does_not_cancel_run_with_on_detach_continue(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=0.05)]
-    running = await house.begin(house.spec(server, on_detach="continue"))
-    owner = house.engine.attach(running.run_id)
-    await running.seen("text.delta")
-    await house.engine.detach(running.run_id, owner)
+    running = await harness.begin(harness.spec(server, on_detach="continue"))
+    owner = harness.engine.attach(running.run_id)
+    await running.wait_for("text.delta")
+    await harness.engine.detach(running.run_id, owner)
     assert (await running.end()).result["final_response"] == "Once upon"
 
 
 # ---- steering
 
 
-async def steered(house: House, server: ModelServer, *texts: str) -> Ran:
+async def steered(harness: Harness, server: ModelServer, *texts: str) -> CompletedRun:
     """A turn of one tool round, steered while its tool runs."""
     go_on = asyncio.Event()
 
@@ -285,44 +287,44 @@ async def steered(house: House, server: ModelServer, *texts: str) -> Ran:
         await go_on.wait()
         return {"saw": "a fox"}
 
-    house.offer(tool("look", look))
+    harness.offer(tool("look", look))
     server.script = [Reply(tool_calls=[Call("look")]), Reply(text="Done.")]
-    running = await house.begin(house.spec(server, persist=True))
-    await running.seen("tool.started")
+    running = await harness.begin(harness.spec(server, persist=True))
+    await running.wait_for("tool.started")
     for at, text in enumerate(texts):
         assert await running.control("steer", control_id=f"st{at}", text=text) == "applied"
     go_on.set()
     return await running.end()
 
 
-async def test_steer_is_appended_to_next_tool_result(house: House, server: ModelServer) -> None:
-    ran = await steered(house, server, "Only red ones.")
-    told = sent(server.requests[1], "tool")[-1][1]
-    assert told.startswith('{"saw": "a fox"}')
-    assert "Only red ones." in told
-    assert told != '{"saw": "a fox"}Only red ones.'
-    applied = ran.one("steer.applied")
+async def test_steer_is_appended_to_next_tool_result(harness: Harness, server: ModelServer) -> None:
+    run = await steered(harness, server, "Only red ones.")
+    result_text = sent_messages(server.requests[1], "tool")[-1][1]
+    assert result_text.startswith('{"saw": "a fox"}')
+    assert "Only red ones." in result_text
+    assert result_text != '{"saw": "a fox"}Only red ones.'
+    applied = run.event("steer.applied")
     assert applied["steer_ids"] == ["st0"]
-    assert applied["where"] == ran.one("tool.started")["call_id"]
-    assert not ran.result["pending_steer"]
-    assert ran.result["final_response"] == "Done."
+    assert applied["where"] == run.event("tool.started")["call_id"]
+    assert not run.result["pending_steer"]
+    assert run.result["final_response"] == "Done."
 
 
-async def test_steered_tool_result_is_replayed_in_next_turn(house: House, server: ModelServer) -> None:
-    ran = await steered(house, server, "Only red ones.")
+async def test_steered_tool_result_is_replayed_in_next_turn(harness: Harness, server: ModelServer) -> None:
+    run = await steered(harness, server, "Only red ones.")
     server.script = [Reply(text="Again.")]
-    await house.run(server, "and now?", persist=True, session_id=ran.spec.session_id)
-    assert sent(server.requests[2], "tool") == sent(server.requests[1], "tool")
+    await harness.run(server, "and now?", persist=True, session_id=run.spec.session_id)
+    assert sent_messages(server.requests[2], "tool") == sent_messages(server.requests[1], "tool")
 
 
-async def test_several_steers_are_all_applied(house: House, server: ModelServer) -> None:
-    ran = await steered(house, server, "Only red ones.", "And quickly.")
-    told = sent(server.requests[1], "tool")[-1][1]
-    assert told.index("Only red ones.") < told.index("And quickly.")
-    assert [i for event in ran.of("steer.applied") for i in event["steer_ids"]] == ["st0", "st1"]
+async def test_several_steers_are_all_applied(harness: Harness, server: ModelServer) -> None:
+    run = await steered(harness, server, "Only red ones.", "And quickly.")
+    result_text = sent_messages(server.requests[1], "tool")[-1][1]
+    assert result_text.index("Only red ones.") < result_text.index("And quickly.")
+    assert [i for event in run.events_of("steer.applied") for i in event["steer_ids"]] == ["st0", "st1"]
 
 
-async def steered_when_one_of_two_has_finished(house: House, server: ModelServer, slow: str) -> Ran:
+async def steered_when_one_of_two_has_finished(harness: Harness, server: ModelServer, slow: str) -> CompletedRun:
     go_on = asyncio.Event()
 
     async def look(_: Any, args: Json) -> Json:
@@ -330,194 +332,194 @@ async def steered_when_one_of_two_has_finished(house: House, server: ModelServer
             await go_on.wait()
         return {"saw": args["a"]}
 
-    house.offer(tool("look", look, effect="read", scope=lambda _: frozenset()))
+    harness.offer(tool("look", look, effect="read", scope=lambda _: frozenset()))
     server.script = [Reply(tool_calls=[Call("look", {"a": "one"}), Call("look", {"a": "two"})]), Reply(text="Done.")]
-    running = await house.begin(house.spec(server))
-    await running.seen("tool.finished")
+    running = await harness.begin(harness.spec(server))
+    await running.wait_for("tool.finished")
     await running.control("steer", text="Only red ones.")
     go_on.set()
     return await running.end()
 
 
-async def test_steer_is_applied_to_last_result_of_round(house: House, server: ModelServer) -> None:
-    ran = await steered_when_one_of_two_has_finished(house, server, slow="two")
+async def test_steer_is_applied_to_last_result_of_round(harness: Harness, server: ModelServer) -> None:
+    run = await steered_when_one_of_two_has_finished(harness, server, slow="two")
     results = [m for m in server.requests[1].body["messages"] if m["role"] == "tool"]
     assert ["Only red ones." in m["content"] for m in results] == [False, True]
-    assert ran.one("steer.applied")["where"] == results[1]["tool_call_id"]
+    assert run.event("steer.applied")["where"] == results[1]["tool_call_id"]
 
 
-async def test_late_steer_after_last_result_is_applied_once(house: House, server: ModelServer) -> None:
-    ran = await steered_when_one_of_two_has_finished(house, server, slow="one")
-    told = json.dumps(server.requests[1].body).count("Only red ones.")
-    assert told + str(ran.result["pending_steer"]).count("Only red ones.") == 1
-    assert len(ran.of("steer.applied")) == told
+async def test_late_steer_after_last_result_is_applied_once(harness: Harness, server: ModelServer) -> None:
+    run = await steered_when_one_of_two_has_finished(harness, server, slow="one")
+    mentions = json.dumps(server.requests[1].body).count("Only red ones.")
+    assert mentions + str(run.result["pending_steer"]).count("Only red ones.") == 1
+    assert len(run.events_of("steer.applied")) == mentions
 
 
-async def test_steer_during_model_output_waits_for_next_round(house: House, server: ModelServer) -> None:
-    house.offer(tool("look"))
+async def test_steer_during_model_output_waits_for_next_round(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look"))
     server.script = [Reply(text=["Well, ", "wait."], tool_calls=[Call("look")], gap_s=0.05), Reply(text="Done.")]
-    running = await house.begin(house.spec(server))
-    await running.seen("text.delta")
+    running = await harness.begin(harness.spec(server))
+    await running.wait_for("text.delta")
     await running.control("steer", text="Only red ones.")
     await running.end()
-    assert "Only red ones." in sent(server.requests[1], "tool")[-1][1]
+    assert "Only red ones." in sent_messages(server.requests[1], "tool")[-1][1]
 
 
-async def test_unapplied_steer_is_returned_as_pending_steer(house: House, server: ModelServer) -> None:
+async def test_unapplied_steer_is_returned_as_pending_steer(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text=["Well, ", "fine."], gap_s=0.05)]
-    running = await house.begin(house.spec(server))
-    await running.seen("text.delta")
+    running = await harness.begin(harness.spec(server))
+    await running.wait_for("text.delta")
     await running.control("steer", text="Only red ones.")
-    ran = await running.end()
-    assert "Only red ones." in str(ran.result["pending_steer"])
-    assert ran.final["pending_steer"] == ran.result["pending_steer"]
-    assert ran.of("steer.applied") == []
-    assert "Only red ones." not in json.dumps(ran.result["messages"])
-    assert ran.result["final_response"] == "Well, fine."
+    run = await running.end()
+    assert "Only red ones." in str(run.result["pending_steer"])
+    assert run.final["pending_steer"] == run.result["pending_steer"]
+    assert run.events_of("steer.applied") == []
+    assert "Only red ones." not in json.dumps(run.result["messages"])
+    assert run.result["final_response"] == "Well, fine."
 
 
-async def test_steer_is_not_lost_on_interrupt(house: House, server: ModelServer) -> None:
+async def test_steer_is_not_lost_on_interrupt(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text=["Well, ", "fine."], gap_s=60)]
-    running = await house.begin(house.spec(server))
-    await running.seen("text.delta")
+    running = await harness.begin(harness.spec(server))
+    await running.wait_for("text.delta")
     await running.control("steer", text="Only red ones.")
     await running.control("interrupt")
-    ran = await running.end()
-    assert "Only red ones." in str(ran.result["pending_steer"])
+    run = await running.end()
+    assert "Only red ones." in str(run.result["pending_steer"])
 
 
 # ---- questions
 
 
-async def asking(house: House, server: ModelServer, **arguments: Any) -> Running:
-    house.offer(clarify.TOOL)
+async def start_question(harness: Harness, server: ModelServer, **arguments: Any) -> Running:
+    harness.offer(clarify.TOOL)
     server.script = [Reply(tool_calls=[Call("clarify", {"question": "Which?", **arguments})]), Reply(text="Done.")]
-    return await house.begin(house.spec(server, answerable=True))
+    return await harness.begin(harness.spec(server, answerable=True))
 
 
-async def test_clarify_question_waits_without_thread_or_socket(house: House, server: ModelServer) -> None:
-    running = await asking(house, server, choices=["this", "that"])
-    asked = await running.seen("clarify.requested")
-    assert (asked["question"], asked["choices"]) == ("Which?", ["this", "that"])
-    assert asked["expires_at"] > time.time() + 3000
-    assert house.app.services.threads._threads == 0
+async def test_clarify_question_waits_without_thread_or_socket(harness: Harness, server: ModelServer) -> None:
+    running = await start_question(harness, server, choices=["this", "that"])
+    event = await running.wait_for("clarify.requested")
+    assert (event["question"], event["choices"]) == ("Which?", ["this", "that"])
+    assert event["expires_at"] > time.time() + 3000
+    assert harness.app.services.threads._threads == 0
     assert server.open_streams == 0
-    assert await running.control("answer", id=asked["request_id"], answer="that") == "applied"
-    ran = await running.end()
-    assert ran.tool_results() == [{"answer": "that", "answered": True}]
-    resolved = ran.one("clarify.resolved")
-    assert (resolved["request_id"], resolved["by"], resolved["answered"]) == (asked["request_id"], "user", True)
+    assert await running.control("answer", id=event["request_id"], answer="that") == "applied"
+    run = await running.end()
+    assert run.tool_results() == [{"answer": "that", "answered": True}]
+    resolved = run.event("clarify.resolved")
+    assert (resolved["request_id"], resolved["by"], resolved["answered"]) == (event["request_id"], "user", True)
 
 
-async def test_first_clarify_answer_wins(house: House, server: ModelServer) -> None:
-    running = await asking(house, server)
-    asked = await running.seen("clarify.requested")
-    answers = [running.control("answer", id=asked["request_id"], answer=text) for text in ("one", "two")]
+async def test_first_clarify_answer_wins(harness: Harness, server: ModelServer) -> None:
+    running = await start_question(harness, server)
+    event = await running.wait_for("clarify.requested")
+    answers = [running.control("answer", id=event["request_id"], answer=text) for text in ("one", "two")]
     assert await asyncio.gather(*answers) == ["applied", "already_resolved"]
-    ran = await running.end()
-    assert ran.tool_results() == [{"answer": "one", "answered": True}]
+    run = await running.end()
+    assert run.tool_results() == [{"answer": "one", "answered": True}]
 
 
-async def test_clarify_question_times_out(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house({"agent": {"clarify_timeout": 0.05}})
-    ran = await (await asking(house, server)).end()
-    assert ran.tool_results()[0]["answered"] is False
-    assert ran.one("clarify.resolved")["answered"] is False
-    assert ran.result["final_response"] == "Done."
+async def test_clarify_question_times_out(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness({"agent": {"clarify_timeout": 0.05}})
+    run = await (await start_question(harness, server)).end()
+    assert run.tool_results()[0]["answered"] is False
+    assert run.event("clarify.resolved")["answered"] is False
+    assert run.result["final_response"] == "Done."
 
 
-async def test_interrupt_resolves_clarify_question(house: House, server: ModelServer) -> None:
-    running = await asking(house, server)
-    await running.seen("clarify.requested")
+async def test_interrupt_resolves_clarify_question(harness: Harness, server: ModelServer) -> None:
+    running = await start_question(harness, server)
+    await running.wait_for("clarify.requested")
     await running.control("interrupt")
-    ran = await running.end()
-    assert (ran.one("clarify.resolved")["by"], ran.one("clarify.resolved")["answered"]) == ("interrupt", False)
-    assert ran.final["type"] == "run.cancelled"
+    run = await running.end()
+    assert (run.event("clarify.resolved")["by"], run.event("clarify.resolved")["answered"]) == ("interrupt", False)
+    assert run.final["type"] == "run.cancelled"
     await nothing_left(server)
 
 
-async def remembering(make_house: MakeHouse, server: ModelServer, **approvals: Any) -> tuple[House, Running]:
+async def remembering(make_harness: MakeHarness, server: ModelServer, **approvals: Any) -> tuple[Harness, Running]:
     """A run whose memory write has to be approved."""
-    house = make_house({"memory": {"write_approval": True}, "approvals": approvals})
-    house.offer(memory.TOOL)
+    harness = make_harness({"memory": {"write_approval": True}, "approvals": approvals})
+    harness.offer(memory.TOOL)
     call = Call("memory", {"target": "memory", "action": "add", "content": "Likes tea."})
     server.script = [Reply(tool_calls=[call]), Reply(text="Done.")]
-    return house, await house.begin(house.spec(server, answerable=True))
+    return harness, await harness.begin(harness.spec(server, answerable=True))
 
 
 @pytest.mark.parametrize(("choice", "written"), [("once", True), ("deny", False)])
 async def test_approval_decides_whether_tool_runs(
-    make_house: MakeHouse, server: ModelServer, choice: str, written: bool
+    make_harness: MakeHarness, server: ModelServer, choice: str, written: bool
 ) -> None:
-    house, running = await remembering(make_house, server)
-    asked = await running.seen("approval.requested")
-    assert {"approval_id", "call_id", "kind", "subject", "reason", "rules", "choices", "expires_at"} <= asked.keys()
-    assert asked["kind"] == "memory"
-    assert "Likes tea." in asked["subject"]
-    assert await running.control("approve", id=asked["approval_id"], choice=choice) == "applied"
-    ran = await running.end()
-    resolved = ran.one("approval.resolved")
-    assert (resolved["approval_id"], resolved["choice"], resolved["by"]) == (asked["approval_id"], choice, "user")
-    assert (house.home.memories / "MEMORY.md").exists() is written
-    assert ran.result["final_response"] == "Done."
+    harness, running = await remembering(make_harness, server)
+    event = await running.wait_for("approval.requested")
+    assert {"approval_id", "call_id", "kind", "subject", "reason", "rules", "choices", "expires_at"} <= event.keys()
+    assert event["kind"] == "memory"
+    assert "Likes tea." in event["subject"]
+    assert await running.control("approve", id=event["approval_id"], choice=choice) == "applied"
+    run = await running.end()
+    resolved = run.event("approval.resolved")
+    assert (resolved["approval_id"], resolved["choice"], resolved["by"]) == (event["approval_id"], choice, "user")
+    assert (harness.home.memories / "MEMORY.md").exists() is written
+    assert run.result["final_response"] == "Done."
 
 
-async def test_approval_timeout_is_denial(make_house: MakeHouse, server: ModelServer) -> None:
-    house, running = await remembering(make_house, server, timeout=0.05)
-    ran = await running.end()
-    assert (ran.one("approval.resolved")["choice"], ran.one("approval.resolved")["by"]) == ("deny", "timeout")
-    assert not (house.home.memories / "MEMORY.md").exists()
+async def test_approval_timeout_is_denial(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness, running = await remembering(make_harness, server, timeout=0.05)
+    run = await running.end()
+    assert (run.event("approval.resolved")["choice"], run.event("approval.resolved")["by"]) == ("deny", "timeout")
+    assert not (harness.home.memories / "MEMORY.md").exists()
 
 
-async def test_interrupt_denies_pending_approval(make_house: MakeHouse, server: ModelServer) -> None:
-    house, running = await remembering(make_house, server)
-    await running.seen("approval.requested")
+async def test_interrupt_denies_pending_approval(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness, running = await remembering(make_harness, server)
+    await running.wait_for("approval.requested")
     await running.control("interrupt")
-    ran = await running.end()
-    assert (ran.one("approval.resolved")["choice"], ran.one("approval.resolved")["by"]) == ("deny", "interrupt")
-    assert not (house.home.memories / "MEMORY.md").exists()
+    run = await running.end()
+    assert (run.event("approval.resolved")["choice"], run.event("approval.resolved")["by"]) == ("deny", "interrupt")
+    assert not (harness.home.memories / "MEMORY.md").exists()
     await nothing_left(server)
 
 
 @each_protocol
 @pytest.mark.parametrize("persist", [True, False], ids=["persisted", "unpersisted"])
 async def test_interrupted_tool_round_has_result_for_every_call(
-    house: House, server: ModelServer, protocol: Protocol, persist: bool
+    harness: Harness, server: ModelServer, protocol: Protocol, persist: bool
 ) -> None:
     async def slow(_: Any, __: Json) -> Json:
         await asyncio.sleep(60)
         return {}
 
-    house.offer(tool("quick", **reading()), tool("slow", slow, **reading()))
+    harness.offer(tool("quick", **reading()), tool("slow", slow, **reading()))
     calls = [Call("slow", id="c1"), Call("quick", {"a": "tea"}, id="c2"), Call("slow", {"a": "x"}, id="c3")]
     server.script = [Reply(tool_calls=calls), Reply(text="Fine.")]
-    running = await house.begin(house.spec(server, protocol=protocol, persist=persist))
-    await running.seen("tool.finished")
+    running = await harness.begin(harness.spec(server, protocol=protocol, persist=persist))
+    await running.wait_for("tool.finished")
     await running.control("interrupt")
-    ran = await running.end()
-    messages = ran.result["messages"]
+    run = await running.end()
+    messages = run.result["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "tool", "assistant"]
     assert [m["tool_call_id"] for m in messages if m["role"] == "tool"] == ["c1", "c2", "c3"]
     assert "tea" in messages[3]["content"]
-    again = await house.run(server, "next", protocol, history=messages)
+    again = await harness.run(server, "next", protocol, history=messages)
     assert again.result["completed"] is True
-    results = "".join(text for role, text in sent(server.requests[-1]) if role == "tool")
+    results = "".join(text for role, text in sent_messages(server.requests[-1]) if role == "tool")
     assert results.count("interrupted") == 2
 
 
-async def test_steer_applied_event_names_message_with_steer(house: House, server: ModelServer) -> None:
+async def test_steer_applied_event_names_message_with_steer(harness: Harness, server: ModelServer) -> None:
     go = asyncio.Event()
 
     async def slow(_: Any, __: Json) -> Json:
         await go.wait()
         return {"slow": True}
 
-    house.offer(tool("slow", slow, **reading()), tool("fast", **reading()))
+    harness.offer(tool("slow", slow, **reading()), tool("fast", **reading()))
     server.script = [Reply(tool_calls=[Call("slow", id="c1"), Call("fast", id="c2")]), Reply(text="Done.")]
-    running = await house.begin(house.spec(server))
-    await running.seen("tool.finished")
+    running = await harness.begin(harness.spec(server))
+    await running.wait_for("tool.finished")
     await running.control("steer", text="only red ones")
     go.set()
-    ran = await running.end()
-    holding = [m["tool_call_id"] for m in ran.result["messages"] if "only red ones" in str(m["content"])]
-    assert [ran.one("steer.applied")["where"]] == holding
+    run = await running.end()
+    holding = [m["tool_call_id"] for m in run.result["messages"] if "only red ones" in str(m["content"])]
+    assert [run.event("steer.applied")["where"]] == holding

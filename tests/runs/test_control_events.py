@@ -81,7 +81,7 @@ async def test_stop_cancels_all_waits_of_run() -> None:
 
 async def test_stop_scopes_can_be_nested() -> None:
     stop = Stop()
-    seen: list[str] = []
+    texts: list[str] = []
 
     async def work() -> None:
         try:
@@ -90,17 +90,17 @@ async def test_stop_scopes_can_be_nested() -> None:
                     async with stop.scope():
                         await forever()
                 finally:
-                    seen.append("inner")
+                    texts.append("inner")
         except Stopped:
-            seen.append("outer")
+            texts.append("outer")
         await asyncio.sleep(0)
-        seen.append("after")
+        texts.append("after")
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
     stop.request("stop")
     await asyncio.wait_for(task, SURELY_S)
-    assert seen == ["inner", "outer", "after"]
+    assert texts == ["inner", "outer", "after"]
 
 
 async def test_task_cancellation_passes_through_stop_scope() -> None:
@@ -184,7 +184,7 @@ async def test_unknown_question_is_not_answered() -> None:
     assert not questions.answer(None, {})
 
 
-async def test_answer_without_id_goes_to_oldest_question() -> None:
+async def test_answer_without_id_answers_oldest_question() -> None:
     questions = Questions()
     first, second = questions.ask("q1"), questions.ask("q2")
     assert questions.answer(None, {"n": 1})
@@ -223,9 +223,9 @@ async def test_expected_question_can_be_answered_before_it_is_asked_again() -> N
 
 
 async def test_run_controls_are_independent() -> None:
-    one, two = RunControls(), RunControls()
-    one.stop.request("stop")
-    one.steers.append(("s1", "faster"))
-    one.approvals.ask("a")
+    first, two = RunControls(), RunControls()
+    first.stop.request("stop")
+    first.steers.append(("s1", "faster"))
+    first.approvals.ask("a")
     assert two.stop.reason is None and two.steers == [] and not two.approvals.answer("a", {})
-    assert not one.clarifications.answer("a", {})
+    assert not first.clarifications.answer("a", {})

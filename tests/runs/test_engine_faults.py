@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.house import FINAL, House, Json, nothing_left, sent, tool
+from agent.harness import FINAL, Harness, Json, nothing_left, sent_messages, tool
 from hermes.agent.step import ModelStep
 from hermes.core.spec import Control
 from hermes.runs import leases as leases_module
@@ -48,22 +48,22 @@ async def gate(server: ModelServer) -> Gate:
     return Gate(server)
 
 
-async def read(house: House, run_id: str, within: float = SURELY_S) -> list[Json]:
+async def read(harness: Harness, run_id: str, within: float = SURELY_S) -> list[Json]:
     """All events of a run, waited for."""
     async with asyncio.timeout(within):
-        return [event.as_dict() async for event in house.engine.subscribe(run_id)]
+        return [event.as_dict() async for event in harness.engine.subscribe(run_id)]
 
 
 async def outcome(live: LiveRun) -> Any:
     """The result of a run, or the exception it ended with."""
     assert live.task is not None
-    (got,) = await asyncio.gather(live.task, return_exceptions=True)
-    return got
+    (result,) = await asyncio.gather(live.task, return_exceptions=True)
+    return result
 
 
-async def shape(house: House, session_id: str = SESSION) -> list[tuple[str, str]]:
+async def shape(harness: Harness, session_id: str = SESSION) -> list[tuple[str, str]]:
     """The session's rows: the role of each with the calls it makes or answers."""
-    rows = await house.rows(session_id)
+    rows = await harness.rows(session_id)
     return [(row.role, row.tool_call_id or ",".join(call["id"] for call in row.tool_calls or ())) for row in rows]
 
 
@@ -79,7 +79,7 @@ def hurry(patch: pytest.MonkeyPatch, *names: str, factor: float = 0.1) -> None:
 
 
 @pytest.fixture
-def stubborn(house: House) -> Iterator[None]:
+def stubborn(harness: Harness) -> Iterator[None]:
     """A blocking tool that hears nothing until the test is over."""
     over = threading.Event()
 
@@ -87,33 +87,33 @@ def stubborn(house: House) -> Iterator[None]:
         over.wait(10)
         return {}
 
-    house.offer(tool("stubborn", run))
+    harness.offer(tool("stubborn", run))
     yield
     over.set()
 
 
 @pytest.mark.usefixtures("stubborn")
 async def test_shutdown_records_end_despite_stubborn_tool(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hurry(monkeypatch, "STUBBORN_S_MAX")
     server.script = [Reply(tool_calls=[Call("stubborn", id="c1")])]
-    running = await house.begin(house.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
-    await running.seen("tool.started")
+    running = await harness.begin(harness.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
+    await running.wait_for("tool.started")
     async with asyncio.timeout(SURELY_S):
-        await house.engine.drain(0)
-    ran = await running.end()
-    assert (ran.final["type"], ran.final["reason"]) == ("run.cancelled", "server_shutdown")
-    assert await shape(house) == [("user", ""), ("assistant", "c1"), ("tool", "c1"), ("assistant", "")]
+        await harness.engine.drain(0)
+    run = await running.end()
+    assert (run.final["type"], run.final["reason"]) == ("run.cancelled", "server_shutdown")
+    assert await shape(harness) == [("user", ""), ("assistant", "c1"), ("tool", "c1"), ("assistant", "")]
 
 
-async def test_shutdown_rejects_turns_waiting_for_session(house: House, server: ModelServer, gate: Gate) -> None:
-    first = await house.begin(house.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
-    await first.seen("model.started")
-    waiting = asyncio.create_task(house.engine.run(house.spec(server, "two", persist=True, session_id=SESSION)))
+async def test_shutdown_rejects_turns_waiting_for_session(harness: Harness, server: ModelServer, gate: Gate) -> None:
+    first = await harness.begin(harness.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
+    await first.wait_for("model.started")
+    waiting = asyncio.create_task(harness.engine.run(harness.spec(server, "two", persist=True, session_id=SESSION)))
     await idle()
     async with asyncio.timeout(SURELY_S):
-        await house.engine.drain(0)
+        await harness.engine.drain(0)
         with pytest.raises(Refused) as refused:
             await waiting
     assert refused.value.code == "gateway_draining"
@@ -121,27 +121,29 @@ async def test_shutdown_rejects_turns_waiting_for_session(house: House, server: 
     await nothing_left(server)
 
 
-async def test_shutdown_leaves_queued_run_for_next_process(house: House, server: ModelServer, gate: Gate) -> None:
-    first = await house.begin(house.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
-    await first.seen("model.started")
-    run_id = await house.engine.submit(house.spec(server, "two", persist=True, session_id=SESSION))
+async def test_shutdown_leaves_queued_run_for_next_process(harness: Harness, server: ModelServer, gate: Gate) -> None:
+    first = await harness.begin(harness.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
+    await first.wait_for("model.started")
+    run_id = await harness.engine.submit(harness.spec(server, "two", persist=True, session_id=SESSION))
     await idle()
-    await house.engine.drain(0)
-    assert [event["type"] for event in await read(house, run_id)] == ["run.queued", "run.interrupted"]
-    record = await house.engine.get(run_id)
+    await harness.engine.drain(0)
+    assert [event["type"] for event in await read(harness, run_id)] == ["run.queued", "run.interrupted"]
+    record = await harness.engine.get(run_id)
     assert record is not None
     assert record.state.status == "interrupted"
     await first.end()
 
 
-async def test_shutdown_cancels_queued_run_that_is_not_resumable(house: House, server: ModelServer, gate: Gate) -> None:
-    first = await house.begin(house.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
-    await first.seen("model.started")
-    late = house.spec(server, "two", persist=True, session_id=SESSION, on_detach="cancel")
-    await house.engine.submit(late)
+async def test_shutdown_cancels_queued_run_that_is_not_resumable(
+    harness: Harness, server: ModelServer, gate: Gate
+) -> None:
+    first = await harness.begin(harness.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
+    await first.wait_for("model.started")
+    late = harness.spec(server, "two", persist=True, session_id=SESSION, on_detach="cancel")
+    await harness.engine.submit(late)
     await idle()
-    await house.engine.drain(0)
-    last = (await read(house, late.run_id))[-1]
+    await harness.engine.drain(0)
+    last = (await read(harness, late.run_id))[-1]
     assert (last["type"], last["reason"]) == ("run.cancelled", "server_shutdown")
     await first.end()
 
@@ -149,12 +151,12 @@ async def test_shutdown_cancels_queued_run_that_is_not_resumable(house: House, s
 # ---- queued runs
 
 
-async def test_queued_run_deadline_counts_from_submission(house: House, server: ModelServer, gate: Gate) -> None:
-    first = await house.begin(house.spec(server, persist=True, session_id=SESSION))
-    await first.seen("model.started")
-    late = house.spec(server, "two", persist=True, session_id=SESSION, deadline_seconds=0.05)
-    await house.engine.submit(late)
-    last = (await read(house, late.run_id))[-1]
+async def test_queued_run_deadline_counts_from_submission(harness: Harness, server: ModelServer, gate: Gate) -> None:
+    first = await harness.begin(harness.spec(server, persist=True, session_id=SESSION))
+    await first.wait_for("model.started")
+    late = harness.spec(server, "two", persist=True, session_id=SESSION, deadline_seconds=0.05)
+    await harness.engine.submit(late)
+    last = (await read(harness, late.run_id))[-1]
     assert (last["type"], last["failure"]) == ("run.failed", "deadline")
     gate.open.set()
     await first.end()
@@ -162,16 +164,16 @@ async def test_queued_run_deadline_counts_from_submission(house: House, server: 
 
 
 async def test_submission_over_runs_max_is_rejected_without_trace(
-    house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(house.engine, "limits", replace(house.engine.limits, runs_max=1))
-    first = await house.begin(house.spec(server, persist=True))
-    await first.seen("model.started")
-    more = house.spec(server, persist=True)
+    monkeypatch.setattr(harness.engine, "limits", replace(harness.engine.limits, runs_max=1))
+    first = await harness.begin(harness.spec(server, persist=True))
+    await first.wait_for("model.started")
+    more = harness.spec(server, persist=True)
     with pytest.raises(Refused) as refused:
-        await house.engine.submit(more)
+        await harness.engine.submit(more)
     assert refused.value.code == "rate_limit_exceeded"
-    assert await house.engine.get(more.run_id) is None
+    assert await harness.engine.get(more.run_id) is None
     gate.open.set()
     await first.end()
 
@@ -180,7 +182,7 @@ async def test_submission_over_runs_max_is_rejected_without_trace(
 
 
 async def test_concurrent_duplicate_control_is_applied_once(
-    house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = AsyncRuns.append
 
@@ -189,15 +191,15 @@ async def test_concurrent_duplicate_control_is_applied_once(
         await original(runs, *args, **fields)
 
     monkeypatch.setattr(AsyncRuns, "append", slowly)
-    running = await house.begin(house.spec(server, persist=True))
-    await running.seen("model.started")
+    running = await harness.begin(harness.spec(server, persist=True))
+    await running.wait_for("model.started")
     steer = Control("steer", {"text": "and tea"}, control_id="ctl_1")
-    told = await asyncio.gather(*(house.engine.control(running.run_id, steer) for _ in range(3)))
+    results = await asyncio.gather(*(harness.engine.control(running.run_id, steer) for _ in range(3)))
     gate.open.set()
-    ran = await running.end()
-    assert told == ["applied"] * 3
-    assert ran.one("control.received")["control_id"] == "ctl_1"
-    assert ran.result["pending_steer"] == "and tea"
+    run = await running.end()
+    assert results == ["applied"] * 3
+    assert run.event("control.received")["control_id"] == "ctl_1"
+    assert run.result["pending_steer"] == "and tea"
 
 
 # ---- faults while a turn is opened
@@ -212,36 +214,36 @@ MALFORMED: dict[str, Json] = {
 
 @pytest.mark.parametrize("fault", MALFORMED)
 async def test_malformed_request_fails_run_and_keeps_user_message(
-    house: House, server: ModelServer, fault: str
+    harness: Harness, server: ModelServer, fault: str
 ) -> None:
-    ran = await house.run(server, persist=True, session_id=SESSION, **{"message": "look", **MALFORMED[fault]})
-    assert ran.final["type"] == "run.failed"
-    assert ran.final["error"]
-    assert (ran.result["failed"], ran.result["final_response"]) == (True, "")
+    run = await harness.run(server, persist=True, session_id=SESSION, **{"message": "look", **MALFORMED[fault]})
+    assert run.final["type"] == "run.failed"
+    assert run.final["error"]
+    assert (run.result["failed"], run.result["final_response"]) == (True, "")
     assert server.requests == []
-    rows = await house.rows(SESSION)
+    rows = await harness.rows(SESSION)
     assert [(row.role, row.synthetic) for row in rows] == [("user", False), ("assistant", True)]
     assert "look" in str(rows[0].content)
 
 
-async def test_session_continues_after_malformed_request(house: House, server: ModelServer) -> None:
+async def test_session_continues_after_malformed_request(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    await house.run(server, [{"type": "file", "file": {"name": "x"}}], persist=True, session_id=SESSION)
-    ran = await house.run(server, "again", persist=True, session_id=SESSION)
-    assert ran.result["final_response"] == "Done."
-    assert [role for role, _ in sent(server.requests[-1])] == ["user", "assistant", "user"]
+    await harness.run(server, [{"type": "file", "file": {"name": "x"}}], persist=True, session_id=SESSION)
+    run = await harness.run(server, "again", persist=True, session_id=SESSION)
+    assert run.result["final_response"] == "Done."
+    assert [role for role, _ in sent_messages(server.requests[-1])] == ["user", "assistant", "user"]
 
 
-async def test_unreadable_memory_does_not_prevent_answer(house: House, server: ModelServer) -> None:
-    (house.home.memories / "MEMORY.md").mkdir(parents=True)
+async def test_unreadable_memory_does_not_prevent_answer(harness: Harness, server: ModelServer) -> None:
+    (harness.home.memories / "MEMORY.md").mkdir(parents=True)
     server.script = [Reply(text="Done.")]
-    assert (await house.run(server)).result["final_response"] == "Done."
+    assert (await harness.run(server)).result["final_response"] == "Done."
 
 
-async def test_client_tool_in_chat_completions_envelope(house: House, server: ModelServer) -> None:
+async def test_client_tool_in_chat_completions_envelope(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(tool_calls=[Call("ring", id="c1")])]
-    ran = await house.run(server, client_tools=({"type": "function", "function": {"name": "ring"}},))
-    assert [call["id"] for call in ran.result["pending_calls"]] == ["c1"]
+    run = await harness.run(server, client_tools=({"type": "function", "function": {"name": "ring"}},))
+    assert [call["id"] for call in run.result["pending_calls"]] == ["c1"]
 
 
 # ---- defects
@@ -256,63 +258,63 @@ async def test_client_tool_in_chat_completions_envelope(house: House, server: Mo
     ids=["asking the model", "running the tools"],
 )
 async def test_crash_in_agent_loop_leaves_complete_transcript_and_one_end(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, place: Any, wanted: list[tuple[str, str]]
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, place: Any, wanted: list[tuple[str, str]]
 ) -> None:
     async def fall_over(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("a defect")
 
-    house.offer(tool("look"))
+    harness.offer(tool("look"))
     server.script = [Reply(text="Wait.", tool_calls=[Call("look", id="c1"), Call("look", id="c2")])]
-    spec = house.spec(server, persist=True, session_id=SESSION)
+    spec = harness.spec(server, persist=True, session_id=SESSION)
     with monkeypatch.context() as broken:
         broken.setattr(place, "run", fall_over)
-        await outcome(await house.engine.start(spec))
-    events = await read(house, spec.run_id)
+        await outcome(await harness.engine.start(spec))
+    events = await read(harness, spec.run_id)
     assert [event["type"] for event in events if event["type"] in FINAL] == ["run.failed"]
     assert "a defect" not in events[-1]["error"]
-    assert await shape(house) == wanted
+    assert await shape(harness) == wanted
     server.script = [Reply(text="Fine.")]
-    ran = await house.run(server, "again", persist=True, session_id=SESSION)
-    assert ran.result["final_response"] == "Fine."
-    assert [role for role, _ in sent(server.requests[-1])] == [*(role for role, _ in wanted), "user"]
+    run = await harness.run(server, "again", persist=True, session_id=SESSION)
+    assert run.result["final_response"] == "Fine."
+    assert [role for role, _ in sent_messages(server.requests[-1])] == [*(role for role, _ in wanted), "user"]
 
 
 # ---- stores of leases that fail
 
 
-async def free(house: House, session_id: str) -> None:
-    """The session is held by nobody, soon."""
+async def free(harness: Harness, session_id: str) -> None:
+    """Wait until the session's lease is released."""
     async with asyncio.timeout(SURELY_S):
-        while await house.app.store.leases.holder(f"session:{session_id}") is not None:
+        while await harness.app.store.leases.holder(f"session:{session_id}") is not None:
             await asyncio.sleep(0.005)
 
 
 async def test_cancellation_during_lease_acquire_releases_session(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, original = asyncio.Event(), AsyncStore.begin
+    acquired, original = asyncio.Event(), AsyncStore.begin
 
     async def slowly(store: AsyncStore, *args: Any, **fields: Any) -> OpenedSession | None:
-        begun = await original(store, *args, **fields)
-        taken.set()
+        result = await original(store, *args, **fields)
+        acquired.set()
         await asyncio.sleep(0.02)
-        return begun
+        return result
 
     with monkeypatch.context() as slow:
         slow.setattr(AsyncStore, "begin", lambda *args, **fields: asyncio.ensure_future(slowly(*args, **fields)))
-        admitting = asyncio.create_task(house.engine.admit(house.spec(server, persist=True, session_id=SESSION)))
-        await taken.wait()
+        admitting = asyncio.create_task(harness.engine.admit(harness.spec(server, persist=True, session_id=SESSION)))
+        await acquired.wait()
         admitting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await admitting
-        await free(house, SESSION)
+        await free(harness, SESSION)
     server.script = [Reply(text="Done.")]
-    assert (await house.run(server, persist=True, session_id=SESSION)).result["completed"] is True
+    assert (await harness.run(server, persist=True, session_id=SESSION)).result["completed"] is True
 
 
 @pytest.mark.parametrize("error", [StoreError, OSError, KeyError], ids=lambda error: error.__name__)
 async def test_failed_lease_renewal_is_retried(
-    house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+    harness: Harness, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.01)
     calls, original = 0, AsyncLeases.renew_all
@@ -327,7 +329,7 @@ async def test_failed_lease_renewal_is_retried(
         return await original(leases, *args)
 
     monkeypatch.setattr(AsyncLeases, "renew_all", renew)
-    running = await house.begin(house.spec(server, persist=True))
+    running = await harness.begin(harness.spec(server, persist=True))
     async with asyncio.timeout(SURELY_S):
         await renewed.wait()
     gate.open.set()
@@ -335,7 +337,7 @@ async def test_failed_lease_renewal_is_retried(
 
 
 async def test_leases_of_all_turns_are_renewed_in_one_transaction(
-    house: House, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.01)
     calls, original = list[set[str]](), AsyncLeases.renew_all
@@ -348,33 +350,33 @@ async def test_leases_of_all_turns_are_renewed_in_one_transaction(
         return await original(leases, tokens, ttl)
 
     monkeypatch.setattr(AsyncLeases, "renew_all", renew)
-    running = [await house.begin(house.spec(server, persist=True, session_id=f"s{at}")) for at in range(3)]
+    running = [await harness.begin(harness.spec(server, persist=True, session_id=f"s{at}")) for at in range(3)]
     async with asyncio.timeout(SURELY_S):
         await enough.wait()
     assert {f"session:s{at}" for at in range(3)} in calls
     gate.open.set()
-    assert [(await one.end()).result["completed"] for one in running] == [True] * 3
+    assert [(await run.end()).result["completed"] for run in running] == [True] * 3
 
 
-async def test_session_lease_is_released_after_final_event(house: House, server: ModelServer) -> None:
+async def test_session_lease_is_released_after_final_event(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
-    running = await house.begin(house.spec(server, persist=True, session_id=SESSION))
-    await running.seen("run.completed")
-    assert await house.app.store.leases.holder(f"session:{SESSION}") is None
+    running = await harness.begin(harness.spec(server, persist=True, session_id=SESSION))
+    await running.wait_for("run.completed")
+    assert await harness.app.store.leases.holder(f"session:{SESSION}") is None
     await running.end()
 
 
-async def test_engine_keeps_no_state_of_ended_sessions(house: House, server: ModelServer) -> None:
+async def test_engine_keeps_no_state_of_ended_sessions(harness: Harness, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(text="Done.", continues=False)]
-    leases = house.app.store.leases
+    leases = harness.app.store.leases
 
     def remembered() -> int:
         return sum(len(value) for value in vars(leases).values() if isinstance(value, dict | list | set))
 
-    await house.run(server)
+    await harness.run(server)
     before = remembered()
     for _ in range(10):
-        await house.run(server)
+        await harness.run(server)
     assert remembered() <= before
 
 
@@ -392,7 +394,7 @@ async def test_lease_tokens_increase_between_holders() -> None:
 
 @pytest.mark.parametrize("error", [StoreUnreachable, StoreBusy], ids=lambda error: error.__name__)
 async def test_submitted_run_waits_for_store_that_is_away(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, error: type[StoreError]
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, error: type[StoreError]
 ) -> None:
     hurry(monkeypatch, "STORE_POLL_S")
     server.script = [Reply(text="Done.")]
@@ -404,5 +406,5 @@ async def test_submitted_run_waits_for_store_that_is_away(
         return await original(store, *args, **fields)
 
     monkeypatch.setattr(AsyncStore, "begin", lambda *args, **fields: asyncio.ensure_future(begin(*args, **fields)))
-    run_id = await house.engine.submit(house.spec(server, persist=True, session_id=SESSION, on_detach="continue"))
-    assert (await read(house, run_id))[-1]["type"] == "run.completed" and not failures
+    run_id = await harness.engine.submit(harness.spec(server, persist=True, session_id=SESSION, on_detach="continue"))
+    assert (await read(harness, run_id))[-1]["type"] == "run.completed" and not failures

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.conftest import MakeHouse
-from agent.house import House, Ran, sent
+from agent.conftest import MakeHarness
+from agent.harness import CompletedRun, Harness, sent_messages
 from hermes.core.spec import Control
 from hermes.core.text import own_text_of, text_of
 from hermes.runs.jobs import spec_of
@@ -18,41 +18,41 @@ from .test_scheduler import NOW, Plan
 FREE = {"terminal": {"backend": "local"}, "approvals": {"mode": "off"}}
 
 
-def plan_of(make_house: MakeHouse, server: ModelServer, **settings: Any) -> Plan:
+def plan_of(make_harness: MakeHarness, server: ModelServer, **settings: Any) -> Plan:
     route = {"base_url": f"{server.url}/v1", "default": "m"}
     return Plan(
-        make_house({"model": route, "platform_toolsets": {"cron": ["terminal", "todo"]}, **FREE, **settings}), server
+        make_harness({"model": route, "platform_toolsets": {"cron": ["terminal", "todo"]}, **FREE, **settings}), server
     )
 
 
 @pytest.fixture
-def plan(make_house: MakeHouse, server: ModelServer) -> Plan:
+def plan(make_harness: MakeHarness, server: ModelServer) -> Plan:
     server.script = [Reply(text="Noted.", continues=False)] * 20
-    return plan_of(make_house, server)
+    return plan_of(make_harness, server)
 
 
-async def ran(plan: Plan, job: Any, **changes: Any) -> Ran:
-    return await plan.house.carry_out(spec_of(job, plan.clock.now).replace(**changes))
+async def run_job(plan: Plan, job: Any, **changes: Any) -> CompletedRun:
+    return await plan.harness.carry_out(spec_of(job, plan.clock.now).replace(**changes))
 
 
 def prompts(plan: Plan, at: int = -1) -> list[str]:
-    return [text for role, text in sent(plan.server.requests[at]) if role == "user"]
+    return [text for role, text in sent_messages(plan.server.requests[at]) if role == "user"]
 
 
 async def test_job_script_runs_first_and_its_output_is_model_input(plan: Plan) -> None:
     job = await plan.add("every 1h", script="echo 3 new mails; echo >&2 one warning")
-    done = await ran(plan, job)
-    prompt, told = prompts(plan)
+    run = await run_job(plan, job)
+    prompt, result_text = prompts(plan)
     assert prompt == "Say hi."
-    assert "without an error" in told and "File script-output.txt:\n3 new mails\none warning" in told
-    assert (done.one("tool.started")["name"], done.one("tool.finished")["status"]) == ("terminal", "ok")
-    assert done.one("notice")["level"] == "info"
-    rows = await plan.house.rows(done.spec.session_id)
+    assert "without an error" in result_text and "File script-output.txt:\n3 new mails\none warning" in result_text
+    assert (run.event("tool.started")["name"], run.event("tool.finished")["status"]) == ("terminal", "ok")
+    assert run.event("notice")["level"] == "info"
+    rows = await plan.harness.rows(run.spec.session_id)
     assert [row.role for row in rows] == ["user", "user", "assistant"]
 
 
 @pytest.mark.parametrize(
-    ("script", "settings", "words"),
+    ("script", "settings", "message"),
     [
         ("echo half; exit 3", {}, "exit code 3"),
         ("sleep 1000", {"terminal": {"backend": "local", "timeout": 1}}, "took longer than 1 s"),
@@ -64,57 +64,57 @@ async def test_job_script_runs_first_and_its_output_is_model_input(plan: Plan) -
     ],
 )
 async def test_failing_job_script_is_reported_and_recorded(
-    make_house: MakeHouse, server: ModelServer, script: str, settings: Any, words: str
+    make_harness: MakeHarness, server: ModelServer, script: str, settings: Any, message: str
 ) -> None:
     server.script = [Reply(text="Noted.")]
-    plan = plan_of(make_house, server, **settings)
-    done = await ran(plan, await plan.add("every 1h", script=script))
-    assert done.final["type"] == "run.completed"
-    notice = done.one("notice")
-    told = prompts(plan)[1]
-    assert "It failed" in told and notice["level"] == "warn"
-    ended = "".join(event["status"] for event in done.of("tool.finished"))
-    assert words in f"{told} {ended}"
-    assert not (plan.house.home.workspace / "made").exists()
-    assert ("half" in told) is (script.startswith("echo half"))
+    plan = plan_of(make_harness, server, **settings)
+    run = await run_job(plan, await plan.add("every 1h", script=script))
+    assert run.final["type"] == "run.completed"
+    notice = run.event("notice")
+    prompt = prompts(plan)[1]
+    assert "It failed" in prompt and notice["level"] == "warn"
+    ended = "".join(event["status"] for event in run.events_of("tool.finished"))
+    assert message in f"{prompt} {ended}"
+    assert not (plan.harness.home.workspace / "made").exists()
+    assert ("half" in prompt) is (script.startswith("echo half"))
 
 
 async def test_job_script_needs_allowed_terminal_toolset(plan: Plan) -> None:
     job = await plan.add("every 1h", script="echo ran", enabled_toolsets=["todo"])
-    await ran(plan, job)
+    await run_job(plan, job)
     assert "ran\n" in prompts(plan)[1]
-    await ran(plan, job, tool_policy=frozenset({"todo"}), session_id="other")
+    await run_job(plan, job, tool_policy=frozenset({"todo"}), session_id="other")
     assert "may not use the toolset terminal" in prompts(plan)[1]
 
 
 async def test_job_script_output_is_redacted_and_not_user_text(plan: Plan) -> None:
     script = "echo see https://news.example.org; printf 'API_TOKEN%s' =abcd1234efgh5678"
-    done = await ran(plan, await plan.add("every 1h", script=script))
+    run = await run_job(plan, await plan.add("every 1h", script=script))
     assert "news.example.org" in prompts(plan)[1] and "abcd1234efgh5678" not in str(plan.server.requests[-1].body)
-    assert "abcd1234" not in str(done.of("tool.finished", "notice"))
-    [_, row, _] = await plan.house.rows(done.spec.session_id)
+    assert "abcd1234" not in str(run.events_of("tool.finished", "notice"))
+    [_, row, _] = await plan.harness.rows(run.spec.session_id)
     assert "without an error" in own_text_of(row.content) and "news.example.org" not in own_text_of(row.content)
 
 
-async def test_long_job_script_output_is_truncated(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_long_job_script_output_is_truncated(make_harness: MakeHarness, server: ModelServer) -> None:
     server.script = [Reply(text="Noted.")]
-    plan = plan_of(make_house, server, tool_output={"max_bytes": 1000})
-    await ran(plan, await plan.add("every 1h", script="seq 100000"))
+    plan = plan_of(make_harness, server, tool_output={"max_bytes": 1000})
+    await run_job(plan, await plan.add("every 1h", script="seq 100000"))
     assert len(prompts(plan)[1]) < 2000
 
 
 async def test_interrupt_ends_job_script(plan: Plan) -> None:
-    running = await plan.house.begin(spec_of(await plan.add("every 1h", script="echo up; sleep 1000"), NOW))
-    await running.seen("tool.output")
-    await plan.house.engine.control(running.run_id, Control("interrupt"))
-    done = await running.end()
-    assert (done.final["type"], done.one("tool.finished")["status"]) == ("run.cancelled", "interrupted")
+    running = await plan.harness.begin(spec_of(await plan.add("every 1h", script="echo up; sleep 1000"), NOW))
+    await running.wait_for("tool.output")
+    await plan.harness.engine.control(running.run_id, Control("interrupt"))
+    run = await running.end()
+    assert (run.final["type"], run.event("tool.finished")["status"]) == ("run.cancelled", "interrupted")
     assert plan.server.requests == []
 
 
 async def test_job_effort_applies_to_its_turns(plan: Plan) -> None:
-    done = await ran(plan, await plan.add("every 1h", effort="high", model="gpt-5"))
-    assert done.spec.reasoning == {"enabled": True, "effort": "high"}
+    run = await run_job(plan, await plan.add("every 1h", effort="high", model="gpt-5"))
+    assert run.spec.reasoning == {"enabled": True, "effort": "high"}
     assert plan.server.requests[-1].body["reasoning_effort"] == "high"
 
 
@@ -136,9 +136,9 @@ async def test_silent_job_result_is_hidden(plan: Plan, text: str, silent: bool) 
     await plan.look()
     now = await plan.job(job)
     assert (now["last_status"], now["last_error"]) == ("silent" if silent else "completed", None)
-    sessions = plan.house.app.store.sessions
-    shown, every = [await sessions.list_sessions(archived=archived) for archived in (False, "all")]
-    assert ([row["id"] for row in shown] == []) is silent
+    sessions = plan.harness.app.store.sessions
+    session, every = [await sessions.list_sessions(archived=archived) for archived in (False, "all")]
+    assert ([row["id"] for row in session] == []) is silent
     assert [row["id"] for row in every] == [now["last_session_id"]]
     [record] = await plan.runs()
     assert record.state.status == "completed"
@@ -151,25 +151,25 @@ async def test_silent_job_result_does_not_hide_session_with_other_results(plan: 
     await plan.look(NOW + 3600)
     await plan.look()
     assert (await plan.job(job))["last_status"] == "silent"
-    assert len(await plan.house.app.store.sessions.list_sessions()) == 1
+    assert len(await plan.harness.app.store.sessions.list_sessions()) == 1
 
 
 async def test_job_script_cut_off_by_restart_is_not_repeated(
-    make_house: MakeHouse, server: ModelServer, house: House
+    make_harness: MakeHarness, server: ModelServer, harness: Harness
 ) -> None:
-    plan = plan_of(make_house, server)
+    plan = plan_of(make_harness, server)
     server.script = [Reply(text="Noted.")]
     spec = spec_of(await plan.add("every 1h", script="echo again >> made; sleep 1000"), NOW)
-    running = await plan.house.begin(spec)
-    made = plan.house.home.workspace / "made"
-    await running.until(lambda events: made.exists() or any(e["type"] == "tool.started" for e in events))
-    await plan.house.close()
-    again = plan_of(make_house, server)
+    running = await plan.harness.begin(spec)
+    marker_file = plan.harness.home.workspace / "made"
+    await running.until(lambda events: marker_file.exists() or any(e["type"] == "tool.started" for e in events))
+    await plan.harness.close()
+    again = plan_of(make_harness, server)
     again.server.script = [Reply(text="Noted.")]
-    await again.house.engine.resume_all()
+    await again.harness.engine.resume_all()
     await again.rest()
     [record] = await again.runs()
     assert record.state.status == "completed"
     assert "its output is lost" in prompts(again)[-1]
-    assert text_of((await again.house.rows(spec.session_id))[-1].content) == "Noted."
-    assert not made.exists() or made.read_text() == "again\n"
+    assert text_of((await again.harness.rows(spec.session_id))[-1].content) == "Noted."
+    assert not marker_file.exists() or marker_file.read_text() == "again\n"

@@ -30,7 +30,7 @@ from support.nats_server import eventually
 SESSION = "the-session"
 
 
-class Writing:
+class LogWriter:
     """A log with a journal."""
 
     def __init__(self, folder: Path, database: Path | None = None) -> None:
@@ -41,7 +41,7 @@ class Writing:
         self.spec = RunSpec("hi", SESSION)
         self.writer = self.log.open(self.spec.run_id, self.runs, secrets=Secrets())
 
-    async def begin(self) -> Writing:
+    async def begin(self) -> LogWriter:
         await self.runs.create(self.spec)
         session = {"id": SESSION, "source": "cli"}
         await self.writer.append(self.writer.event("run.started", model="m", provider="p"), session=session)
@@ -54,8 +54,8 @@ class Writing:
     def files(self) -> list[Path]:
         return sorted(self.folder.glob("*")) if self.folder.exists() else []
 
-    async def stored(self) -> list[tuple[str, str]]:
-        return [(one.stream_id, one.text) for one in await self.runs.partials(self.spec.run_id)]
+    async def stored_texts(self) -> list[tuple[str, str]]:
+        return [(partial.stream_id, partial.text) for partial in await self.runs.partials(self.spec.run_id)]
 
     def journalled(self) -> dict[str, str]:
         tails = JournalReader(self.folder).tails(self.spec.run_id)
@@ -63,151 +63,151 @@ class Writing:
 
 
 @pytest.fixture
-async def writing(tmp_path: Path) -> AsyncIterator[Writing]:
-    made = await Writing(tmp_path / "journal").begin()
-    yield made
-    await made.log.close(made.writer)
-    made.log.shut()
+async def log_writer(tmp_path: Path) -> AsyncIterator[LogWriter]:
+    log_writer = await LogWriter(tmp_path / "journal").begin()
+    yield log_writer
+    await log_writer.log.close(log_writer.writer)
+    log_writer.log.shut()
 
 
-async def test_reader_is_used_by_many_threads(writing: Writing, request: pytest.FixtureRequest) -> None:
+async def test_reader_is_used_by_many_threads(log_writer: LogWriter, request: pytest.FixtureRequest) -> None:
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)
-    reader, texts = JournalReader(writing.folder), list[str]()
+    reader, texts = JournalReader(log_writer.folder), list[str]()
     for number in range(100):
         for piece in range(50):
-            writing.writer.text("m1", f"{number}.{piece} ")
+            log_writer.writer.text("m1", f"{number}.{piece} ")
             texts.append(f"{number}.{piece} ")
         await asyncio.sleep(0)  # then the deltas of this tick are in the file
-        reading = (asyncio.to_thread(reader.tails, writing.spec.run_id) for _ in range(8))
+        reading = (asyncio.to_thread(reader.tails, log_writer.spec.run_id) for _ in range(8))
         for [tail] in await asyncio.gather(*reading):
             assert "".join(text for _, _, text in tail.deltas) == "".join(texts)
 
 
-async def test_delta_is_journalled_before_delivery(writing: Writing) -> None:
-    found: list[tuple[str, dict[str, str]]] = []
+async def test_delta_is_journalled_before_delivery(log_writer: LogWriter) -> None:
+    texts: list[tuple[str, dict[str, str]]] = []
 
     def sink(event: Event) -> bool:
-        found.append((event.data.get("text", ""), writing.journalled()))
+        texts.append((event.data.get("text", ""), log_writer.journalled()))
         return True
 
-    reader = asyncio.create_task(anext(writing.log.batches(writing.spec.run_id, writing.runs, 1, sink)))
-    readers = writing.log.bus._readers
-    await eventually(lambda: any(one._waiter is not None for one in readers.get(writing.spec.run_id, ())))
+    reader = asyncio.create_task(anext(log_writer.log.batches(log_writer.spec.run_id, log_writer.runs, 1, sink)))
+    readers = log_writer.log.bus._readers
+    await eventually(lambda: any(reader._waiter is not None for reader in readers.get(log_writer.spec.run_id, ())))
     for piece in ("Hällo", " \U0001f600", "!"):
-        writing.writer.text("m1", piece)
+        log_writer.writer.text("m1", piece)
         await asyncio.sleep(0.01)
-    writing.writer.reasoning("m1", "hm", "raw")
+    log_writer.writer.reasoning("m1", "hm", "raw")
     await asyncio.sleep(0.01)
     reader.cancel()
     whole = {"m1": "Hällo \U0001f600!", "m1:reasoning": "hm"}
-    assert found == [
+    assert texts == [
         ("Hällo", {"m1": "Hällo"}),
         (" \U0001f600", {"m1": "Hällo \U0001f600"}),
         ("!", {"m1": "Hällo \U0001f600!"}),
         ("hm", whole),
     ]
-    assert await writing.stored() == []
+    assert await log_writer.stored_texts() == []
 
 
 @pytest.mark.parametrize("error", [StoreError("The connection was lost."), LeaseLost("Another has it.")], ids=type)
 async def test_text_within_failed_transaction_is_journalled_before_delivery(
-    writing: Writing, monkeypatch: pytest.MonkeyPatch, error: StoreError
+    log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch, error: StoreError
 ) -> None:
     """Of a run that another process has taken over, nothing more is shown."""
     shown: list[tuple[str, dict[str, str]]] = []
     monkeypatch.setattr(
-        writing.log.bus,
+        log_writer.log.bus,
         "publish",
-        lambda _, event: shown.append((event.data["text"], writing.journalled())) if "text" in event.data else None,
+        lambda _, event: shown.append((event.data["text"], log_writer.journalled())) if "text" in event.data else None,
     )
 
     async def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(AsyncRuns, "append", fail)
-    notice = writing.writer.event("notice", level="info", code="c", message="m")
-    await writing.writer.append(notice, hold=True)
-    writing.writer.text("m1", "Once")
+    notice = log_writer.writer.event("notice", level="info", code="c", message="m")
+    await log_writer.writer.append(notice, hold=True)
+    log_writer.writer.text("m1", "Once")
     with pytest.raises(type(error)):
-        await writing.complete("m1")
+        await log_writer.complete("m1")
     await asyncio.sleep(0.01)
     is_lost = isinstance(error, LeaseLost)
     assert shown == ([] if is_lost else [("Once", {"m1": "Once"})])
     monkeypatch.undo()
-    await eventually(lambda: is_lost or writing.writer._saver._due)  # it is saved with what follows
+    await eventually(lambda: is_lost or log_writer.writer._saver._due)  # it is saved with what follows
 
 
-async def test_deltas_of_one_tick_are_one_write(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deltas_of_one_tick_are_one_write(log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     writes: list[int] = []
     write = os.write
     monkeypatch.setattr(journal_module.os, "write", lambda fd, data: (writes.append(len(data)), write(fd, data))[1])
-    other = writing.log.open("run_other", writing.runs, secrets=Secrets())
+    other = log_writer.log.open("run_other", log_writer.runs, secrets=Secrets())
     for _ in range(20):
-        writing.writer.text("m1", "a ")
+        log_writer.writer.text("m1", "a ")
         other.text("m2", "b ")
     await asyncio.sleep(0.01)
     assert len(writes) == 1
-    await writing.log.close(other)
+    await log_writer.log.close(other)
 
 
 async def test_journal_files_are_private_and_removed_when_unneeded(
-    writing: Writing, monkeypatch: pytest.MonkeyPatch
+    log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "JOURNAL_REUSED_BYTES_MAX", 10)
-    writing.writer.text("m1", "Some words that are longer than ten bytes.")
+    log_writer.writer.text("m1", "Some words that are longer than ten bytes.")
     await asyncio.sleep(0.01)
-    [file] = writing.files()
+    [file] = log_writer.files()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert writing.folder.stat().st_mode & 0o777 == 0o700
-    await writing.complete("m1")
-    assert writing.files() == []
+    assert log_writer.folder.stat().st_mode & 0o777 == 0o700
+    await log_writer.complete("m1")
+    assert log_writer.files() == []
 
 
 async def test_full_journal_file_is_rotated_and_removed_when_saved(
-    writing: Writing, monkeypatch: pytest.MonkeyPatch
+    log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "JOURNAL_FILE_BYTES_MAX", 1_000)
     for n in range(100):
-        writing.writer.text("m1", f"{n} is a number, and this is what is said of it. ")
+        log_writer.writer.text("m1", f"{n} is a number, and this is what is said of it. ")
         await asyncio.sleep(0.001)
-    await eventually(lambda: len(writing.files()) <= 2)
-    await eventually(writing.stored)
-    [(_, text)] = await writing.stored()
+    await eventually(lambda: len(log_writer.files()) <= 2)
+    await eventually(log_writer.stored_texts)
+    [(_, text)] = await log_writer.stored_texts()
     assert text.startswith("0 is a number")
-    events = [event async for event in _until(writing, 101)]
+    events = [event async for event in _until(log_writer, 101)]
     assert "".join(event.data.get("text", "") for event in events) == "".join(
         f"{n} is a number, and this is what is said of it. " for n in range(100)
     )
-    await writing.complete("m1")
-    assert await writing.stored() == []
+    await log_writer.complete("m1")
+    assert await log_writer.stored_texts() == []
 
 
-async def _until(writing: Writing, count: int) -> AsyncIterator[Event]:
-    async for event in writing.log.subscribe(writing.spec.run_id, writing.runs):
+async def _until(log_writer: LogWriter, count: int) -> AsyncIterator[Event]:
+    async for event in log_writer.log.subscribe(log_writer.spec.run_id, log_writer.runs):
         yield event
         count -= 1
         if not count:
             return
 
 
-async def test_only_new_part_of_text_is_saved(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_new_part_of_text_is_saved(log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[tuple[int, str]] = []
-    put = type(writing.runs).put_partials
+    put = type(log_writer.runs).put_partials
 
     async def has_subscribers(runs: Any, run_id: str, token: int | None, partials: Any) -> None:
-        saved.extend((one.offset, one.text) for one in partials)
+        saved.extend((partial.offset, partial.text) for partial in partials)
         await put(runs, run_id, token, partials)
 
-    monkeypatch.setattr(type(writing.runs), "put_partials", has_subscribers)
+    monkeypatch.setattr(type(log_writer.runs), "put_partials", has_subscribers)
     for piece in ("One. ", "Two. ", "Three."):
-        writing.writer.text("m1", piece)
-        await writing.writer.settle()
+        log_writer.writer.text("m1", piece)
+        await log_writer.writer.settle()
     assert saved == [(0, "One. "), (5, "Two. "), (10, "Three.")]
-    assert await writing.stored() == [("m1", "One. Two. Three.")]
+    assert await log_writer.stored_texts() == [("m1", "One. Two. Three.")]
 
 
-async def test_journal_write_failure_stops_nobody(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_journal_write_failure_does_not_fail_runs(log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "PARTIAL_S_MAX", 0.01)
     monkeypatch.setattr(journal_module, "JOURNAL_RETRY_S", 0.0)
 
@@ -215,16 +215,16 @@ async def test_journal_write_failure_stops_nobody(writing: Writing, monkeypatch:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(journal_module.os, "write", full)
-    writing.writer.text("m1", "Hello")
+    log_writer.writer.text("m1", "Hello")
     await asyncio.sleep(0.01)
-    writing.writer.text("m1", " there")
+    log_writer.writer.text("m1", " there")
     async with asyncio.timeout(20):
-        while await writing.stored() != [("m1", "Hello there")]:
+        while await log_writer.stored_texts() != [("m1", "Hello there")]:
             await asyncio.sleep(0.01)
     monkeypatch.undo()
-    writing.writer.text("m1", ".")
+    log_writer.writer.text("m1", ".")
     await asyncio.sleep(0.01)
-    assert writing.journalled()["m1"].endswith(".")
+    assert log_writer.journalled()["m1"].endswith(".")
 
 
 _DIES = """
@@ -251,65 +251,65 @@ asyncio.run(main())
 """
 
 
-async def test_journal_of_dead_process_is_moved_to_store(writing: Writing) -> None:
-    argv = [sys.executable, "-c", _DIES, str(writing.folder), "src", writing.spec.run_id]
+async def test_journal_of_dead_process_is_moved_to_store(log_writer: LogWriter) -> None:
+    argv = [sys.executable, "-c", _DIES, str(log_writer.folder), "src", log_writer.spec.run_id]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert await asyncio.to_thread(process.stdout.readline) == b"written\n"
         # While it lives, its text can be read, and is nobody else's to take.
-        assert writing.journalled() == {"m1": "Left behind", "call_1/stdout": "said"}
-        assert left_behind(writing.folder) == []
+        assert log_writer.journalled() == {"m1": "Left behind", "call_1/stdout": "said"}
+        assert left_behind(log_writer.folder) == []
         process.send_signal(signal.SIGKILL)
-    [file] = writing.files()
+    [file] = log_writer.files()
     with file.open("ab") as torn:
         torn.write(b"\x01\x00\x01\x00\x7fnot all of it")
-    await writing.log.absorb(writing.runs)
-    assert await writing.stored() == [("m1", "Left behind"), ("call_1/stdout", "said")]
-    assert writing.files() == []
+    await log_writer.log.absorb(log_writer.runs)
+    assert await log_writer.stored_texts() == [("m1", "Left behind"), ("call_1/stdout", "said")]
+    assert log_writer.files() == []
 
 
-async def test_completed_message_in_journal_is_not_restored_as_open(writing: Writing) -> None:
-    writing.writer.text("m1", "Whole.")
+async def test_completed_message_in_journal_is_not_restored_as_open(log_writer: LogWriter) -> None:
+    log_writer.writer.text("m1", "Whole.")
     await asyncio.sleep(0.01)
-    tails = JournalReader(writing.folder).tails(writing.spec.run_id)
-    await writing.complete("m1")
-    await writing.runs.absorb({writing.spec.run_id: tails, "run_unknown": tails})
-    assert await writing.stored() == []
+    tails = JournalReader(log_writer.folder).tails(log_writer.spec.run_id)
+    await log_writer.complete("m1")
+    await log_writer.runs.absorb({log_writer.spec.run_id: tails, "run_unknown": tails})
+    assert await log_writer.stored_texts() == []
 
 
 async def test_answer_write_amplification_is_at_most_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Writing(tmp_path / "journal", tmp_path / "state.db")
-    await made.begin()
+    log_writer = LogWriter(tmp_path / "journal", tmp_path / "state.db")
+    await log_writer.begin()
     log = tmp_path / "state.db-wal"
     before = log.stat().st_size
     journaled: list[int] = []
     write = os.write
     monkeypatch.setattr(journal_module.os, "write", lambda fd, data: (journaled.append(len(data)), write(fd, data))[1])
     for number in range(60_000):
-        made.writer.text("m1", f"{number % 1000:3} ")
+        log_writer.writer.text("m1", f"{number % 1000:3} ")
         if number % 2:  # two tokens in a tick of the loop
             await asyncio.sleep(0)
-    await made.complete("m1")
+    await log_writer.complete("m1")
     written = sum(journaled) + log.stat().st_size - before
-    await made.log.close(made.writer)
-    made.log.shut()
-    made.store.close()
+    await log_writer.log.close(log_writer.writer)
+    log_writer.log.shut()
+    log_writer.store.close()
     assert written < 3 * 60_000 * 4
 
 
 async def test_journal_being_moved_by_other_process_is_waited_for(tmp_path: Path) -> None:
     """Another run of the same file must not continue before its tail is in the database."""
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    path = tmp_path / f"{gone.pid}-0.tail"
+    dead_process = subprocess.Popen(["true"])
+    dead_process.wait()
+    path = tmp_path / f"{dead_process.pid}-0.tail"
     path.touch()
-    with path.open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         waiting = asyncio.create_task(asyncio.to_thread(left_behind, tmp_path))
         waits = f":{path.stat().st_ino} "
         async with asyncio.timeout(20):
             while not any("->" in line and waits in line for line in Path("/proc/locks").read_text().splitlines()):
                 assert not waiting.done()
                 await asyncio.sleep(0.005)
-    [found] = await waiting
-    found.close()
+    [journal] = await waiting
+    journal.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.house import FINAL, House, Json, check_laws, nothing_left
+from agent.harness import FINAL, Harness, Json, check_laws, nothing_left
 from hermes.bus.memory import MemoryBus
 from hermes.core.spec import Control, RunSpec
 from hermes.guards.secrets import Secrets
@@ -30,7 +30,7 @@ async def idle() -> None:
         await asyncio.sleep(0)
 
 
-class Held:
+class HeldCall:
     """Calls of the store that wait, where `which` wants it, until the test lets them go."""
 
     def __init__(
@@ -45,14 +45,14 @@ class Held:
         self.reached, self.go = asyncio.Event(), asyncio.Event()
         original = getattr(AsyncRuns, name)
 
-        async def held(runs: AsyncRuns, *args: Any, **fields: Any) -> Any:
+        async def hold(runs: AsyncRuns, *args: Any, **fields: Any) -> Any:
             answer = await original(runs, *args, **fields) if result else None
             if which(*args):
                 self.reached.set()
                 await self.go.wait()
             return answer if result else await original(runs, *args, **fields)
 
-        patch.setattr(AsyncRuns, name, held)
+        patch.setattr(AsyncRuns, name, hold)
 
     async def wait(self) -> None:
         async with asyncio.timeout(SURELY_S):
@@ -64,7 +64,7 @@ def of_type(*types: str) -> Callable[..., bool]:
     return lambda _run_id, _token, events, *_: any(event.type in types for event in events)
 
 
-class Writing:
+class LogWriter:
     """A log on its own: its writer, and readers from its start."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Writing:
         self.log = RunLog(MemoryBus(), window_s=0.0)
         self.writer = self.log.open(self.spec.run_id, self.runs, secrets=Secrets())
 
-    async def begin(self) -> Writing:
+    async def begin(self) -> LogWriter:
         await self.runs.create(self.spec)
         session = {"id": SESSION, "source": "cli"}
         await self.writer.append(self.writer.event("run.started", model="m", provider="p"), session=session)
@@ -99,10 +99,10 @@ class Writing:
 
 
 @pytest.fixture
-async def writing() -> AsyncIterator[Writing]:
-    made = await Writing().begin()
-    yield made
-    await made.log.close(made.writer)
+async def log_writer() -> AsyncIterator[LogWriter]:
+    log_writer = await LogWriter().begin()
+    yield log_writer
+    await log_writer.log.close(log_writer.writer)
 
 
 # ---- a store that takes its time
@@ -110,63 +110,63 @@ async def writing() -> AsyncIterator[Writing]:
 
 @pytest.mark.parametrize("what", ["put_partials", "append"])
 async def test_reader_joining_during_store_write_misses_nothing(
-    writing: Writing, monkeypatch: pytest.MonkeyPatch, what: str
+    log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    early = writing.reader()
+    early = log_writer.reader()
     await idle()
-    held = Held(monkeypatch, what)
-    writing.writer.text("m1", "Once ")
-    storing = asyncio.create_task(writing.writer.settle() if what == "put_partials" else writing.notice())
-    await held.wait()
-    late = writing.reader()
+    held_call = HeldCall(monkeypatch, what)
+    log_writer.writer.text("m1", "Once ")
+    storing = asyncio.create_task(log_writer.writer.settle() if what == "put_partials" else log_writer.notice())
+    await held_call.wait()
+    late = log_writer.reader()
     await idle()
-    writing.writer.text("m1", "upon")
+    log_writer.writer.text("m1", "upon")
     await idle()
-    held.go.set()
+    held_call.go.set()
     await storing
-    await writing.complete()
-    await writing.end()
+    await log_writer.complete()
+    await log_writer.end()
     assert await late == await early
     check_laws(await late)
 
 
 async def test_reader_joining_during_write_of_event_before_text_misses_nothing(
-    writing: Writing, monkeypatch: pytest.MonkeyPatch
+    log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Text between two events of one transaction has its number before they are in the store."""
-    early = writing.reader()
-    writing.writer.text("m1", "Once ")
-    first = Held(monkeypatch, "append")
-    storing = [asyncio.create_task(writing.notice())]
+    early = log_writer.reader()
+    log_writer.writer.text("m1", "Once ")
+    first = HeldCall(monkeypatch, "append")
+    storing = [asyncio.create_task(log_writer.notice())]
     await first.wait()
-    storing.append(asyncio.create_task(writing.notice()))
+    storing.append(asyncio.create_task(log_writer.notice()))
     await idle()
-    writing.writer.text("m1", "upon")
-    storing.append(asyncio.create_task(writing.complete()))
+    log_writer.writer.text("m1", "upon")
+    storing.append(asyncio.create_task(log_writer.complete()))
     await idle()
-    second = Held(monkeypatch, "append", of_type("message.completed"))
+    second = HeldCall(monkeypatch, "append", of_type("message.completed"))
     first.go.set()
     await second.wait()
-    late = writing.reader()
+    late = log_writer.reader()
     await idle()
     await asyncio.sleep(0.1)
     second.go.set()
     await asyncio.gather(*storing)
-    await writing.end()
+    await log_writer.end()
     assert await late == await early
     check_laws(await late)
 
 
 async def test_log_closed_while_reader_reads_store_is_read_to_end(
-    writing: Writing, monkeypatch: pytest.MonkeyPatch
+    log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = Held(monkeypatch, "append")
-    ending = asyncio.create_task(writing.end())
+    append = HeldCall(monkeypatch, "append")
+    ending = asyncio.create_task(log_writer.end())
     await append.wait()
-    closing = asyncio.create_task(writing.log.close(writing.writer))
+    closing = asyncio.create_task(log_writer.log.close(log_writer.writer))
     await idle()
-    read = Held(monkeypatch, "read", result=True)
-    reader = writing.reader()
+    read = HeldCall(monkeypatch, "read", result=True)
+    reader = log_writer.reader()
     await read.wait()
     append.go.set()
     await asyncio.gather(ending, closing)
@@ -175,38 +175,38 @@ async def test_log_closed_while_reader_reads_store_is_read_to_end(
 
 
 async def test_log_opened_again_while_reader_reads_store_is_read_to_end(
-    writing: Writing, monkeypatch: pytest.MonkeyPatch
+    log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Held(monkeypatch, "read", result=True)
-    reader = writing.reader()
+    read = HeldCall(monkeypatch, "read", result=True)
+    reader = log_writer.reader()
     await read.wait()
-    closed = writing.writer
-    await writing.log.close(closed)
-    writing.writer = writing.log.open(
-        writing.spec.run_id, writing.runs, secrets=Secrets(), last_seq=closed.last_seq, state=closed.state
+    closed = log_writer.writer
+    await log_writer.log.close(closed)
+    log_writer.writer = log_writer.log.open(
+        log_writer.spec.run_id, log_writer.runs, secrets=Secrets(), last_seq=closed.last_seq, state=closed.state
     )
     read.go.set()
     await idle()
-    await writing.notice()
-    await writing.end()
+    await log_writer.notice()
+    await log_writer.end()
     assert [event["type"] for event in await reader] == ["run.started", "notice", "run.completed"]
 
 
-@pytest.mark.parametrize("asked", [True, False], ids=["explicit save", "periodic save"])
+@pytest.mark.parametrize("is_put", [True, False], ids=["explicit save", "periodic save"])
 async def test_text_stored_after_complete_message_is_not_duplicated(
-    writing: Writing, monkeypatch: pytest.MonkeyPatch, asked: bool
+    log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch, is_put: bool
 ) -> None:
-    held = Held(monkeypatch, "put_partials" if asked else "put_grown")
-    writing.writer.text("m1", "Once ")
-    storing = [asyncio.create_task(writing.writer.settle())] if asked else []
-    await held.wait()
-    completing = asyncio.create_task(writing.complete())
+    held_call = HeldCall(monkeypatch, "put_partials" if is_put else "put_grown")
+    log_writer.writer.text("m1", "Once ")
+    storing = [asyncio.create_task(log_writer.writer.settle())] if is_put else []
+    await held_call.wait()
+    completing = asyncio.create_task(log_writer.complete())
     await idle()
     assert not completing.done()
-    held.go.set()
+    held_call.go.set()
     await asyncio.gather(*storing, completing)
-    await writing.end()
-    again = await writing.reader()
+    await log_writer.end()
+    again = await log_writer.reader()
     assert [event["text"] for event in again if event["type"] == "text.delta"] == ["Once "]
     check_laws(again)
 
@@ -230,23 +230,25 @@ def failed_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return failed
 
 
-async def test_late_reader_sees_text_that_could_not_be_stored(writing: Writing, failed_once: asyncio.Event) -> None:
-    early = writing.reader()
+async def test_late_reader_sees_text_that_could_not_be_stored(
+    log_writer: LogWriter, failed_once: asyncio.Event
+) -> None:
+    early = log_writer.reader()
     await idle()
-    writing.writer.text("m1", "Once ")
+    log_writer.writer.text("m1", "Once ")
     async with asyncio.timeout(SURELY_S):
         await failed_once.wait()
     await idle()
-    late = writing.reader()
+    late = log_writer.reader()
     await idle()
-    writing.writer.text("m1", "upon")
-    await writing.complete()
-    await writing.end()
+    log_writer.writer.text("m1", "upon")
+    await log_writer.complete()
+    await log_writer.end()
     assert await late == await early
 
 
 async def test_text_saved_with_unknown_outcome_is_stored_once(
-    writing: Writing, monkeypatch: pytest.MonkeyPatch
+    log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store may have carried out a save that it reports as failed."""
     original, saves = AsyncRuns.put_grown, 0
@@ -261,21 +263,21 @@ async def test_text_saved_with_unknown_outcome_is_stored_once(
 
     async def stored(text: str) -> None:
         async with asyncio.timeout(SURELY_S):
-            while [partial.text for partial in await writing.runs.partials(writing.spec.run_id)] != [text]:
+            while [partial.text for partial in await log_writer.runs.partials(log_writer.spec.run_id)] != [text]:
                 await asyncio.sleep(0.01)
 
     monkeypatch.setattr(AsyncRuns, "put_grown", put)
     text = ""
     for piece in ("Once ", "upon ", "a ", "time"):
-        writing.writer.text("m1", piece)
+        log_writer.writer.text("m1", piece)
         text += piece
         await stored(text)
-    await writing.complete()
-    assert await writing.runs.partials(writing.spec.run_id) == []
+    await log_writer.complete()
+    assert await log_writer.runs.partials(log_writer.spec.run_id) == []
 
 
 async def test_message_completed_after_save_with_unknown_outcome_leaves_no_partial(
-    writing: Writing, monkeypatch: pytest.MonkeyPatch
+    log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, stored = AsyncRuns.put_grown, asyncio.Event()
 
@@ -285,15 +287,15 @@ async def test_message_completed_after_save_with_unknown_outcome_leaves_no_parti
         raise StoreError("the connection was lost during a commit")
 
     monkeypatch.setattr(AsyncRuns, "put_grown", put)
-    writing.writer.text("m1", "Once ")
+    log_writer.writer.text("m1", "Once ")
     async with asyncio.timeout(SURELY_S):
         await stored.wait()
-    await writing.complete()
-    assert await writing.runs.partials(writing.spec.run_id) == []
+    await log_writer.complete()
+    assert await log_writer.runs.partials(log_writer.spec.run_id) == []
 
 
 async def test_log_closed_during_save_is_not_saved_repeatedly(
-    writing: Writing, monkeypatch: pytest.MonkeyPatch
+    log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried, closed = asyncio.Event(), asyncio.Event()
     attempts: list[Any] = []
@@ -306,30 +308,32 @@ async def test_log_closed_during_save_is_not_saved_repeatedly(
 
     monkeypatch.setattr(AsyncRuns, "put_grown", broken)
     monkeypatch.setattr("hermes.runs.streams.PARTIAL_S_MAX", 0.01)
-    writing.writer.text("m1", "Once ")
+    log_writer.writer.text("m1", "Once ")
     async with asyncio.timeout(SURELY_S):
         await tried.wait()
-    await writing.writer.close()
+    await log_writer.writer.close()
     closed.set()
     await asyncio.sleep(0.1)
     assert len(attempts) == 1
 
 
-async def test_failed_text_save_is_retried_with_next_event(writing: Writing, failed_once: asyncio.Event) -> None:
-    writing.writer.text("m1", "Once ")
+async def test_failed_text_save_is_retried_with_next_event(log_writer: LogWriter, failed_once: asyncio.Event) -> None:
+    log_writer.writer.text("m1", "Once ")
     async with asyncio.timeout(SURELY_S):
         await failed_once.wait()
     await idle()
-    await writing.notice()
-    stored = await writing.runs.read(writing.spec.run_id, 0, 100)
+    await log_writer.notice()
+    stored = await log_writer.runs.read(log_writer.spec.run_id, 0, 100)
     assert [event.type for event in stored] == ["run.started", "text.delta", "notice"]
 
 
-async def test_failed_text_save_is_retried_without_further_event(writing: Writing, failed_once: asyncio.Event) -> None:
-    writing.writer.text("m1", "Once ")
+async def test_failed_text_save_is_retried_without_further_event(
+    log_writer: LogWriter, failed_once: asyncio.Event
+) -> None:
+    log_writer.writer.text("m1", "Once ")
     async with asyncio.timeout(SURELY_S):
         await failed_once.wait()
-        while len(await writing.runs.read(writing.spec.run_id, 0, 100)) < 2:
+        while len(await log_writer.runs.read(log_writer.spec.run_id, 0, 100)) < 2:
             await asyncio.sleep(0.01)
 
 
@@ -337,16 +341,16 @@ async def test_failed_text_save_is_retried_without_further_event(writing: Writin
 
 
 async def settled(task: asyncio.Task[Any], within: float = SURELY_S) -> Any:
-    """What a task came to, result or exception. It must come to something, and nobody has cancelled it."""
+    """The result or exception of a task, which must end and must not be cancelled."""
     await asyncio.wait([task], timeout=within)
     assert task.done(), "it still waits"
     assert not task.cancelled(), "it was told that it is cancelled, which it is not"
     return task.exception() or task.result()
 
 
-def following(house: House, run_id: str, after: int = 0) -> asyncio.Task[list[Json]]:
+def following(harness: Harness, run_id: str, after: int = 0) -> asyncio.Task[list[Json]]:
     async def read() -> list[Json]:
-        return [event.as_dict() async for event in house.engine.subscribe(run_id, after)]
+        return [event.as_dict() async for event in harness.engine.subscribe(run_id, after)]
 
     return asyncio.create_task(read())
 
@@ -354,38 +358,38 @@ def following(house: House, run_id: str, after: int = 0) -> asyncio.Task[list[Js
 @pytest.mark.parametrize("persist", [True, False], ids=["persisted", "unpersisted"])
 @pytest.mark.parametrize("kind", ["steer", "interrupt"])
 async def test_control_during_final_store_write_is_rejected(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, persist: bool, kind: Any
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, persist: bool, kind: Any
 ) -> None:
     server.script = [Reply(text="Done.")]
-    held = Held(monkeypatch, "append", of_type("run.completed"))
-    running = await house.begin(house.spec(server, persist=persist))
-    await held.wait()
-    control = asyncio.create_task(house.engine.control(running.run_id, Control(kind, {"text": "and tea"})))
+    held_call = HeldCall(monkeypatch, "append", of_type("run.completed"))
+    running = await harness.begin(harness.spec(server, persist=persist))
+    await held_call.wait()
+    control = asyncio.create_task(harness.engine.control(running.run_id, Control(kind, {"text": "and tea"})))
     await idle()
-    held.go.set()
-    ran = await running.end()
+    held_call.go.set()
+    run = await running.end()
     assert await control == "not_active"
-    assert ran.result["completed"] is True
-    assert (ran.final["type"], ran.result["pending_steer"]) == ("run.completed", None)
-    assert "control.received" not in ran.types
+    assert run.result["completed"] is True
+    assert (run.final["type"], run.result["pending_steer"]) == ("run.completed", None)
+    assert "control.received" not in run.types
 
 
 async def test_reader_joining_during_final_store_write_reads_to_end(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.script = [Reply(text="Done.")]
-    held = Held(monkeypatch, "append", of_type("run.completed"))
-    running = await house.begin(house.spec(server, persist=True))
-    await held.wait()
-    late = following(house, running.run_id)
+    held_call = HeldCall(monkeypatch, "append", of_type("run.completed"))
+    running = await harness.begin(harness.spec(server, persist=True))
+    await held_call.wait()
+    late = following(harness, running.run_id)
     await idle()
-    held.go.set()
-    ran = await running.end()
-    assert await settled(late) == ran.events
+    held_call.go.set()
+    run = await running.end()
+    assert await settled(late) == run.events
 
 
 async def test_every_accepted_steer_is_applied_or_returned(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = AsyncRuns.append
 
@@ -397,28 +401,28 @@ async def test_every_accepted_steer_is_applied_or_returned(
     monkeypatch.setattr(AsyncRuns, "append", slowly)
     server.repeat, server.script = True, [Reply(text="Done.", continues=False)]
     for _ in range(20):
-        running = await house.begin(house.spec(server, persist=True))
-        told: dict[str, str] = {}
+        running = await harness.begin(harness.spec(server, persist=True))
+        answers: dict[str, str] = {}
 
-        async def insist(name: str, running: Any = running, told: dict[str, str] = told) -> None:
+        async def insist(name: str, running: Any = running, results: dict[str, str] = answers) -> None:
             number = 0
-            while "not_active" not in told.values():
+            while "not_active" not in results.values():
                 number += 1
-                told[f"{name}{number}"] = await running.control("steer", text=f"{name}{number}")
+                results[f"{name}{number}"] = await running.control("steer", text=f"{name}{number}")
                 await asyncio.sleep(0)
 
-        await running.seen("model.started")
+        await running.wait_for("model.started")
         async with asyncio.timeout(30):
             await asyncio.gather(*(insist(name) for name in "abc"))
-        ran = await running.end()
-        taken = {text for text, answer in told.items() if answer == "applied"}
-        assert set(told.values()) <= {"applied", "not_active"}
-        assert set((ran.result["pending_steer"] or "").split()) == taken
-        assert set((ran.final["pending_steer"] or "").split()) == taken
+        run = await running.end()
+        applied = {text for text, answer in answers.items() if answer == "applied"}
+        assert set(answers.values()) <= {"applied", "not_active"}
+        assert set((run.result["pending_steer"] or "").split()) == applied
+        assert set((run.final["pending_steer"] or "").split()) == applied
 
 
 async def test_subscribe_from_last_seq_ends_while_run_is_released(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.script = [Reply(text="Done.")]
     go = asyncio.Event()
@@ -429,9 +433,9 @@ async def test_subscribe_from_last_seq_ends_while_run_is_released(
         await original(leases, lease)
 
     monkeypatch.setattr(SessionLeases, "release", release)
-    running = await house.begin(house.spec(server, persist=True))
-    last = await running.seen("run.completed")
-    tail = following(house, running.run_id, last["seq"])
+    running = await harness.begin(harness.spec(server, persist=True))
+    last = await running.wait_for("run.completed")
+    tail = following(harness, running.run_id, last["seq"])
     await idle()
     go.set()
     assert await settled(tail) == []
@@ -449,10 +453,10 @@ class Thief:
         original = AsyncStore.begin
 
         async def begin(store: AsyncStore, *args: Any, **fields: Any) -> OpenedSession | None:
-            begun = await original(store, *args, **fields)
-            if begun is not None:
-                self._held[f"session:{begun.session_id}"] = (store.leases, begun.token)
-            return begun
+            result = await original(store, *args, **fields)
+            if result is not None:
+                self._held[f"session:{result.session_id}"] = (store.leases, result.token)
+            return result
 
         patch.setattr(AsyncStore, "begin", begin)
         patch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
@@ -468,13 +472,13 @@ def endless() -> Reply:
     return Reply(text=["a"] * 300, gap_s=0.02)
 
 
-async def lose_session(house: House, server: ModelServer, patch: pytest.MonkeyPatch) -> tuple[str, list[Json]]:
+async def lose_session(harness: Harness, server: ModelServer, patch: pytest.MonkeyPatch) -> tuple[str, list[Json]]:
     """A run whose session is taken away in the middle of its answer, with what its reader saw."""
     thief = Thief(patch)
     server.script = [endless()]
-    live = await house.engine.start(house.spec(server, persist=True, session_id=SESSION))
+    live = await harness.engine.start(harness.spec(server, persist=True, session_id=SESSION))
     assert live.task is not None
-    reader = following(house, live.spec.run_id)
+    reader = following(harness, live.spec.run_id)
     await server.until(lambda: server.open_streams == 1)
     await thief.take(SESSION)
     events = await settled(reader)
@@ -484,35 +488,35 @@ async def lose_session(house: House, server: ModelServer, patch: pytest.MonkeyPa
 
 
 async def test_reader_ends_when_run_loses_session_lease(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, events = await lose_session(house, server, monkeypatch)
+    _, events = await lose_session(harness, server, monkeypatch)
     assert events[0]["type"] == "run.started"
     assert {event["type"] for event in events}.isdisjoint(FINAL)
     await nothing_left(server)
 
 
 async def test_reader_after_lost_lease_follows_new_holder(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_id, _ = await lose_session(house, server, monkeypatch)
+    run_id, _ = await lose_session(harness, server, monkeypatch)
     monkeypatch.setattr(log_module, "STORE_POLL_S", 0.02)
-    late = following(house, run_id)
+    late = following(harness, run_id)
     server.script = [Reply(text="a" * 40)]
-    await house.app.store.leases.blocking.engine.submit_write(lambda tx: tx.execute("DELETE FROM leases"))
-    assert await house.engine.resume_all() == [run_id]
+    await harness.app.store.leases.blocking.engine.submit_write(lambda tx: tx.execute("DELETE FROM leases"))
+    assert await harness.engine.resume_all() == [run_id]
     events = await settled(late)
     assert (events[0]["type"], events[-1]["type"]) == ("run.started", "run.completed")
 
 
 @pytest.mark.parametrize("error", [StoreError, OSError], ids=lambda error: error.__name__)
 async def test_readers_end_when_store_breaks(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     server.script = [Reply(text=["Once ", "upon"], gap_s=0.05)]
-    running = await house.engine.start(house.spec(server, persist=True, session_id=SESSION))
+    running = await harness.engine.start(harness.spec(server, persist=True, session_id=SESSION))
     assert running.task is not None
-    early = following(house, running.spec.run_id)
+    early = following(harness, running.spec.run_id)
     await server.until(lambda: server.open_streams == 1)
 
     async def broken(*_: Any, **__: Any) -> None:
@@ -525,10 +529,10 @@ async def test_readers_end_when_store_breaks(
 
 
 async def test_session_is_released_after_store_failure(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.handler = lambda _: Reply(text="Done.", delay_s=0.05, continues=False)
-    first = await house.engine.start(house.spec(server, persist=True, session_id=SESSION))
+    first = await harness.engine.start(harness.spec(server, persist=True, session_id=SESSION))
     assert first.task is not None
     await server.until(lambda: server.open_streams == 1)
 
@@ -538,5 +542,5 @@ async def test_session_is_released_after_store_failure(
     with monkeypatch.context() as breaking:
         breaking.setattr(AsyncRuns, "append", broken)
         await settled(first.task)
-    ran = await house.run(server, persist=True, session_id=SESSION)
-    assert ran.result["completed"] is True
+    run = await harness.run(server, persist=True, session_id=SESSION)
+    assert run.result["completed"] is True

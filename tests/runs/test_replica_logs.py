@@ -76,9 +76,9 @@ async def two(
     """Two replicas on one database; their journals are in one folder, or each has its own."""
     store, namespace = Store(tmp_path / "state.db"), f"t{random_hex(6)}"
     folders = [tmp_path / "journal", tmp_path / ("journal" if request.param == "shared" else "other")]
-    found = [await Replica(nats.url, namespace, folder, store).start() for folder in folders]
-    yield found[0], found[1]
-    for replica in found:
+    replicas = [await Replica(nats.url, namespace, folder, store).start() for folder in folders]
+    yield replicas[0], replicas[1]
+    for replica in replicas:
         await replica.stop()
     store.close()
 
@@ -90,13 +90,13 @@ async def finish(writer: RunWriter, spec: RunSpec) -> None:
 
 @pytest.mark.parametrize("begins", ["before", "amid", "after"])
 async def test_reader_of_other_replica_sees_same_log(two: tuple[Replica, Replica], begins: str) -> None:
-    one, other = two
+    first, other = two
     spec = RunSpec("hi", session_id="s")
-    writer = await one.write(spec)
-    seen: dict[str, list[Event]] = {"one": [], "other": []}
+    writer = await first.write(spec)
+    observed: dict[str, list[Event]] = {"one": [], "other": []}
 
     def begin() -> list[asyncio.Task[None]]:
-        sides = zip((one, other), seen.values(), strict=True)
+        sides = zip((first, other), observed.values(), strict=True)
         return [asyncio.create_task(side.read(spec.run_id, into)) for side, into in sides]
 
     reading = begin() if begins == "before" else []
@@ -109,54 +109,54 @@ async def test_reader_of_other_replica_sees_same_log(two: tuple[Replica, Replica
     reading = reading or begin()
     async with asyncio.timeout(SURELY_S):
         await asyncio.gather(*reading)
-    assert [event.as_dict() for event in seen["one"]] == [event.as_dict() for event in seen["other"]]
-    assert sum(event.type == "text.delta" for event in seen["other"]) == 40 and seen["other"][-1].final
+    assert [event.as_dict() for event in observed["one"]] == [event.as_dict() for event in observed["other"]]
+    assert sum(event.type == "text.delta" for event in observed["other"]) == 40 and observed["other"][-1].final
 
 
-async def test_reader_sees_text_that_was_shown_before_it_came(two: tuple[Replica, Replica]) -> None:
-    one, other = two
-    spec, seen = RunSpec("hi", session_id="s"), list[Event]()
-    writer = await one.write(spec)
+async def test_late_reader_gets_earlier_text(two: tuple[Replica, Replica]) -> None:
+    first, other = two
+    spec, observed = RunSpec("hi", session_id="s"), list[Event]()
+    writer = await first.write(spec)
     writer.text("m1", "a ")
-    await one.sent()
+    await first.sent()
     # Nothing follows for long, as when a model thinks or a tool works.
-    reading = asyncio.create_task(other.read(spec.run_id, seen))
-    await eventually(lambda: any(event.type == "text.delta" for event in seen))
+    reading = asyncio.create_task(other.read(spec.run_id, observed))
+    await eventually(lambda: any(event.type == "text.delta" for event in observed))
     reading.cancel()
 
 
 async def test_reader_catches_up_after_nats_was_away(two: tuple[Replica, Replica], nats: NatsServer) -> None:
-    one, other = two
-    spec, seen = RunSpec("hi", session_id="s"), list[Event]()
-    writer = await one.write(spec)
-    reading = asyncio.create_task(other.read(spec.run_id, seen))
+    first, other = two
+    spec, observed = RunSpec("hi", session_id="s"), list[Event]()
+    writer = await first.write(spec)
+    reading = asyncio.create_task(other.read(spec.run_id, observed))
     writer.text("m1", "a ")
-    await eventually(lambda: any(event.type == "text.delta" for event in seen))
+    await eventually(lambda: any(event.type == "text.delta" for event in observed))
     nats.stop(forget=True)
-    await eventually(lambda: not one.connection.connected and not other.connection.connected)
+    await eventually(lambda: not first.connection.connected and not other.connection.connected)
     writer.text("m1", "b ")
     await asyncio.sleep(0)
     nats.start()
-    await eventually(lambda: one.connection.connected and other.connection.connected)
+    await eventually(lambda: first.connection.connected and other.connection.connected)
     writer.text("m1", "c ")
     await finish(writer, spec)
     async with asyncio.timeout(SURELY_S):
         await reading
     whole: list[Event] = []
-    await one.read(spec.run_id, whole)
-    assert [event.as_dict() for event in seen] == [event.as_dict() for event in whole]
+    await first.read(spec.run_id, whole)
+    assert [event.as_dict() for event in observed] == [event.as_dict() for event in whole]
 
 
 async def test_text_of_stopped_writer_is_moved_to_store(two: tuple[Replica, Replica]) -> None:
     """From its journal where that is shared, and otherwise from the stream."""
-    one, other = two
+    first, other = two
     spec = RunSpec("hi", session_id="s")
-    writer = await one.write(spec)
+    writer = await first.write(spec)
     for text in ("a ", "b ", "c "):
         writer.text("m1", text)
         writer.reasoning("m1", text, "text")
         writer.output("call-1", text)
-    await one.sent()
+    await first.sent()
     assert await other.store.runs.partials(spec.run_id) == []
     record = await other.store.runs.get(spec.run_id)
     assert record is not None
@@ -165,13 +165,13 @@ async def test_text_of_stopped_writer_is_moved_to_store(two: tuple[Replica, Repl
     assert {partial.text for partial in partials.values()} == {"a b c "} and len(partials) == 3
     assert partials["m1"].last_seq == writer.last_seq - 2
     await other.log.absorb_from(spec.run_id, other.store.runs, record.holder)
-    assert {one.stream_id: one for one in await other.store.runs.partials(spec.run_id)} == partials
+    assert {partial.stream_id: partial for partial in await other.store.runs.partials(spec.run_id)} == partials
 
 
 async def test_journal_of_process_that_lost_the_run_is_not_shown(two: tuple[Replica, Replica]) -> None:
-    one, other = two
+    first, other = two
     spec = RunSpec("hi", session_id="s")
-    writer = await one.write(spec)
+    writer = await first.write(spec)
     writer.text("m1", "stale ")
     await asyncio.sleep(0.01)
     other.store.blocking.engine.write(
@@ -186,25 +186,25 @@ async def test_journal_left_behind_is_kept_for_whoever_is_about_to_go_on(
     two: tuple[Replica, Replica], adopted: bool, texts: list[str]
 ) -> None:
     """Whoever moves a journal moves what others need of it, who may hold the lease and have read nothing yet."""
-    one, _ = two
+    first, _ = two
     spec, elsewhere = RunSpec("hi", session_id="s"), "elsewhere:1:1.00"
-    writer = await one.write(spec)
+    writer = await first.write(spec)
     writer.text("m1", "shown ")
     await asyncio.sleep(0.01)
-    one.log.shut()
-    assert await one.store.leases.acquire("session:s", elsewhere, 30) is not None
+    first.log.shut()
+    assert await first.store.leases.acquire("session:s", elsewhere, 30) is not None
     if adopted:
         sql = "UPDATE runs SET holder = ? WHERE run_id = ?"
-        one.store.blocking.engine.write(lambda tx: tx.execute(sql, (elsewhere, spec.run_id)))
-    await one.log.absorb(one.store.runs)
-    assert [partial.text for partial in await one.store.runs.partials(spec.run_id)] == texts
+        first.store.blocking.engine.write(lambda tx: tx.execute(sql, (elsewhere, spec.run_id)))
+    await first.log.absorb(first.store.runs)
+    assert [partial.text for partial in await first.store.runs.partials(spec.run_id)] == texts
 
 
-async def test_paused_writer_gives_nothing_out_until_it_goes_on(two: tuple[Replica, Replica]) -> None:
-    one, _ = two
+async def test_paused_writer_publishes_nothing_until_resumed(two: tuple[Replica, Replica]) -> None:
+    first, _ = two
     spec = RunSpec("hi", session_id="s")
-    writer = await one.write(spec)
-    reader = one.bus.subscribe(spec.run_id)
+    writer = await first.write(spec)
+    reader = first.bus.subscribe(spec.run_id)
     writer.pause()
     writer.text("m1", "late ")
     committing = asyncio.create_task(writer.emit("notice", level="warn", code="c", message="m"))
@@ -216,10 +216,10 @@ async def test_paused_writer_gives_nothing_out_until_it_goes_on(two: tuple[Repli
 
 
 async def test_writer_that_lost_its_run_gives_nothing_out(two: tuple[Replica, Replica]) -> None:
-    one, _ = two
+    first, _ = two
     spec = RunSpec("hi", session_id="s")
-    writer = await one.write(spec)
-    reader = one.bus.subscribe(spec.run_id)
+    writer = await first.write(spec)
+    reader = first.bus.subscribe(spec.run_id)
     writer.pause()
     writer.text("m1", "late ")
     committing = asyncio.create_task(writer.emit("notice", level="warn", code="c", message="m"))
@@ -236,37 +236,37 @@ async def test_reader_misses_nothing_of_a_run_that_its_replica_failed_to_take_ov
     two: tuple[Replica, Replica],
 ) -> None:
     """Both take the run up at the same number, and the one that a reader is at loses its session before it writes."""
-    one, other = two
-    spec, seen = RunSpec("hi", session_id="s"), list[Event]()
-    former = await one.write(spec)
-    reading = asyncio.create_task(other.read(spec.run_id, seen))
+    first, other = two
+    spec, observed = RunSpec("hi", session_id="s"), list[Event]()
+    former = await first.write(spec)
+    reading = asyncio.create_task(other.read(spec.run_id, observed))
     # It has caught up, and waits for what comes.
     await eventually(lambda: any(reader._waiter is not None for reader in other.bus._readers.get(spec.run_id, ())))
     resumed_at = {"secrets": Secrets(), "last_seq": RESUME_SEQ_STEP - 1, "state": former.state}
     losing = other.log.open(spec.run_id, other.store.runs, **resumed_at)
     former.text("m1", "a ")
-    await eventually(lambda: len(seen) == 2)
-    await one.log.close(former)
-    writer = one.log.open(spec.run_id, one.store.runs, **resumed_at)
+    await eventually(lambda: len(observed) == 2)
+    await first.log.close(former)
+    writer = first.log.open(spec.run_id, first.store.runs, **resumed_at)
     for code in ("a", "b", "c"):
         await writer.emit("notice", level="warn", code=code, message="m")
-        await one.sent()
+        await first.sent()
     await other.log.close(losing)
     await writer.emit("run.completed", usage={}, row=None)
     async with asyncio.timeout(SURELY_S):
         await reading
-    assert [event.seq for event in seen] == [1, 2, *range(RESUME_SEQ_STEP, RESUME_SEQ_STEP + 4)]
+    assert [event.seq for event in observed] == [1, 2, *range(RESUME_SEQ_STEP, RESUME_SEQ_STEP + 4)]
 
 
-async def test_readers_see_event_whose_commit_was_taken_for_failed(
+async def test_readers_see_event_whose_commit_was_assumed_failed(
     two: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = RunSpec("hi", session_id="s")
     writer = await two[0].write(spec)
-    seen: list[list[Event]] = [[], []]
-    reading = [asyncio.create_task(side.read(spec.run_id, into)) for side, into in zip(two, seen, strict=True)]
+    observed: list[list[Event]] = [[], []]
+    reading = [asyncio.create_task(side.read(spec.run_id, into)) for side, into in zip(two, observed, strict=True)]
     await writer.emit("notice", level="warn", code="a", message="m")
-    await eventually(lambda: [len(events) for events in seen] == [2, 2])
+    await eventually(lambda: [len(events) for events in observed] == [2, 2])
     append = AsyncRuns.append
 
     async def append_without_answer(runs: AsyncRuns, *args: Any, **options: Any) -> None:
@@ -280,38 +280,38 @@ async def test_readers_see_event_whose_commit_was_taken_for_failed(
     await writer.emit("run.completed", usage={}, row=None)
     async with asyncio.timeout(SURELY_S):
         await asyncio.gather(*reading)
-    assert [[event.seq for event in events] for events in seen] == [[1, 2, 3, 4, 5]] * 2
+    assert [[event.seq for event in events] for events in observed] == [[1, 2, 3, 4, 5]] * 2
 
 
 async def test_reader_misses_no_event_committed_while_it_reads_the_store(
     two: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another reader of its replica reads on in the journal meanwhile: text behind the event is not for this one yet."""
-    one, other = two
-    spec, seen, early = RunSpec("hi", session_id="s"), list[Event](), list[Event]()
-    writer = await one.write(spec)
+    first, other = two
+    spec, observed, early = RunSpec("hi", session_id="s"), list[Event](), list[Event]()
+    writer = await first.write(spec)
     writer.text("m1", "a ")
-    await one.sent()
-    begun, go_on = threading.Event(), threading.Event()
+    await first.sent()
+    started, go_on = threading.Event(), threading.Event()
     partials = stored_runs._partials
 
     def held_partials(*args: Any) -> list[Partial]:
         """The first call waits; the events have been read by then."""
-        if not begun.is_set():
-            begun.set()
+        if not started.is_set():
+            started.set()
             go_on.wait(SURELY_S)
         return partials(*args)
 
     monkeypatch.setattr(stored_runs, "_partials", held_partials)
-    reading = [asyncio.create_task(other.read(spec.run_id, seen))]
-    await eventually(begun.is_set)
+    reading = [asyncio.create_task(other.read(spec.run_id, observed))]
+    await eventually(started.is_set)
     await writer.emit("notice", level="warn", code="a", message="m")
     writer.text("m1", "b ")
-    await one.sent()
+    await first.sent()
     reading.append(asyncio.create_task(other.read(spec.run_id, early)))
     await eventually(lambda: len(early) == 4)
     go_on.set()
     await finish(writer, spec)
     async with asyncio.timeout(SURELY_S):
         await asyncio.gather(*reading)
-    assert [event.as_dict() for event in seen] == [event.as_dict() for event in early]
+    assert [event.as_dict() for event in observed] == [event.as_dict() for event in early]

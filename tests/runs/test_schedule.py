@@ -23,7 +23,7 @@ NOW = at("2026-11-13T10:10:00")
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "expected"),
     [
         ("30m", {"kind": "once", "run_at": "2026-11-13T10:40:00+01:00", "display": "once in 30m"}),
         (" 2h ", {"kind": "once", "run_at": "2026-11-13T12:10:00+01:00", "display": "once in 2h"}),
@@ -45,8 +45,8 @@ NOW = at("2026-11-13T10:10:00")
         ),
     ],
 )
-def test_schedule_parsing(text: str, kept: dict[str, Any]) -> None:
-    assert parse(text, NOW, BERLIN) == kept
+def test_schedule_parsing(text: str, expected: dict[str, Any]) -> None:
+    assert parse(text, NOW, BERLIN) == expected
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_invalid_schedule_is_rejected_with_grammar(text: str) -> None:
     ],
 )
 def test_schedule_next_times(text: str, after: str, times: list[str]) -> None:
-    found = parse(text, at(after), BERLIN)
-    assert next_times(found, at(after), BERLIN, 2) == times
+    schedule = parse(text, at(after), BERLIN)
+    assert next_times(schedule, at(after), BERLIN, 2) == times
 
 
 def test_one_shot_schedule_has_one_time() -> None:

@@ -9,8 +9,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from agent.conftest import MakeHouse
-from agent.house import House
+from agent.conftest import MakeHarness
+from agent.harness import Harness
 from hermes.core.spec import Control
 from hermes.guards.secrets import Secrets
 from hermes.runs.scheduler import Scheduler
@@ -33,24 +33,24 @@ class Clock:
 
 
 class Plan:
-    """A house whose jobs are looked after by hand."""
+    """A harness whose scheduler is run by the test."""
 
-    def __init__(self, house: House, server: ModelServer, parallel: int = 4) -> None:
-        self.house, self.server, self.clock = house, server, Clock()
+    def __init__(self, harness: Harness, server: ModelServer, parallel: int = 4) -> None:
+        self.harness, self.server, self.clock = harness, server, Clock()
         self.scheduler = self.another(parallel)
 
     def another(self, parallel: int = 4) -> Scheduler:
-        return Scheduler(self.house.engine, self.house.app.store.jobs, lambda: parallel, self.clock)
+        return Scheduler(self.harness.engine, self.harness.app.store.jobs, lambda: parallel, self.clock)
 
     async def add(self, schedule: str, **fields: Any) -> Json:
         job = new_job({"schedule": schedule, "prompt": "Say hi.", **fields}, self.clock.now, "Europe/Berlin", Secrets())
-        return await self.house.engine.store.jobs.create(job)  # type: ignore[no-any-return]
+        return await self.harness.engine.store.jobs.create(job)  # type: ignore[no-any-return]
 
     async def job(self, job: Json) -> Json:
-        return await self.house.engine.store.jobs.get(job["id"])  # type: ignore[no-any-return]
+        return await self.harness.engine.store.jobs.get(job["id"])  # type: ignore[no-any-return]
 
     async def runs(self) -> list[Any]:
-        return sorted(await self.house.engine.list(kind="job"), key=lambda record: record.created_at)
+        return sorted(await self.harness.engine.list(kind="job"), key=lambda record: record.created_at)
 
     async def look(self, at: float | None = None) -> None:
         self.clock.now = self.clock.now if at is None else at
@@ -65,10 +65,10 @@ class Plan:
 
 
 @pytest.fixture
-def plan(make_house: MakeHouse, server: ModelServer) -> Plan:
+def plan(make_harness: MakeHarness, server: ModelServer) -> Plan:
     server.script = [Reply(text="hi", continues=False)] * 2_000
     settings = {"model": {"base_url": f"{server.url}/v1", "default": "m"}, "platform_toolsets": {"cron": []}}
-    return Plan(make_house(settings), server)
+    return Plan(make_harness(settings), server)
 
 
 async def test_one_shot_job_runs_once(plan: Plan) -> None:
@@ -152,7 +152,7 @@ async def test_scheduler_crash_after_start_does_not_start_second_run(plan: Plan)
     before = await plan.job(job)
     await plan.look(NOW + 3_600)
     # The record as it was when the process died between the two.
-    await plan.house.engine.store.jobs.update(job["id"], **{**before, "last_status": None})
+    await plan.harness.engine.store.jobs.update(job["id"], **{**before, "last_status": None})
     await plan.look(NOW + 3_700)
     now = await plan.job(job)
     assert len(await plan.runs()) == 1 and now["next_run_at"] == NOW + 7_200
@@ -172,11 +172,11 @@ async def test_job_due_while_running_is_skipped_with_notice(plan: Plan) -> None:
     await plan.scheduler.look()
     now = await plan.job(job)
     assert len(await plan.runs()) == 1 and now["next_run_at"] == NOW + 10_800 and now["repeat"]["completed"] == 1
-    await plan.house.engine.control(record.spec.run_id, Control("interrupt"))
+    await plan.harness.engine.control(record.spec.run_id, Control("interrupt"))
     await plan.rest()
     await plan.look()
     codes = [
-        event.data["code"] for event in await plan.house.engine.durable(record.spec.run_id) if event.type == "notice"
+        event.data["code"] for event in await plan.harness.engine.durable(record.spec.run_id) if event.type == "notice"
     ]
     assert "job_skipped" in codes and (await plan.job(job))["last_status"] == "cancelled"
 
@@ -192,12 +192,12 @@ async def test_concurrent_jobs_are_limited(plan: Plan) -> None:
     runs = await plan.runs()
     assert len(runs) == 2
     for record in runs:
-        await plan.house.engine.control(record.spec.run_id, Control("interrupt"))
+        await plan.harness.engine.control(record.spec.run_id, Control("interrupt"))
     await plan.rest()
     await narrow.look()
     assert len(await plan.runs()) == 3
     for record in await plan.runs():
-        await plan.house.engine.control(record.spec.run_id, Control("interrupt"))
+        await plan.harness.engine.control(record.spec.run_id, Control("interrupt"))
     await plan.rest()
 
 
@@ -234,8 +234,8 @@ async def test_delivery_is_retried_with_growing_waits_and_given_up(plan: Plan) -
         raise OSError("no way")
 
     job = await plan.add("every 1d", name="Daily", deliver="notify")
-    jobs = plan.house.engine.store.jobs
-    scheduler = Scheduler(plan.house.engine, jobs, lambda: 4, plan.clock, deliver=deliver)
+    jobs = plan.harness.engine.store.jobs
+    scheduler = Scheduler(plan.harness.engine, jobs, lambda: 4, plan.clock, deliver=deliver)
     plan.clock.now = job["next_run_at"]
     await scheduler.look()
     await plan.rest()
@@ -265,7 +265,7 @@ async def test_results_are_delivered_once(plan: Plan) -> None:
         reports.append(report.run_id)
 
     job = await plan.add("every 1d", deliver="notify")
-    scheduler = Scheduler(plan.house.engine, plan.house.engine.store.jobs, lambda: 4, plan.clock, deliver=deliver)
+    scheduler = Scheduler(plan.harness.engine, plan.harness.engine.store.jobs, lambda: 4, plan.clock, deliver=deliver)
     plan.clock.now = job["next_run_at"]
     await scheduler.look()
     await plan.rest()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.house import House
+from agent.harness import Harness
 from hermes.bus.nats_connection import NatsConnection
 from hermes.bus.nats_queue import NatsQueue
 from hermes.core.processes import this_process
@@ -33,45 +33,45 @@ def away() -> NatsQueue:
     return NatsQueue(NatsConnection("nats://127.0.0.1:1", "t"))
 
 
-def put_holder(house: House, run_id: str, holder: str, age_s: float = 0.0) -> None:
+def put_holder(harness: Harness, run_id: str, holder: str, age_s: float = 0.0) -> None:
     values = (holder, time.time() - age_s, run_id)
     sql = "UPDATE runs SET holder = ?, created_at = ? WHERE run_id = ?"
-    house.app.store.blocking.engine.write(lambda tx: tx.execute(sql, values))
+    harness.app.store.blocking.engine.write(lambda tx: tx.execute(sql, values))
 
 
-async def queued(house: House, spec: RunSpec, holder: str, age_s: float = 60.0) -> None:
+async def queued(harness: Harness, spec: RunSpec, holder: str, age_s: float = 60.0) -> None:
     """A run as a replica leaves it that has taken it, and not begun."""
-    runs = house.app.store.runs
-    live = await house.app.engine.lifecycle._open(spec, at_once=False)
-    await house.app.engine.lifecycle.emit_queued(live)
-    await house.app.engine.lifecycle.hand_over(live)
-    put_holder(house, spec.run_id, holder, age_s)
+    runs = harness.app.store.runs
+    live = await harness.app.engine.lifecycle._open(spec, at_once=False)
+    await harness.app.engine.lifecycle.emit_queued(live)
+    await harness.app.engine.lifecycle.hand_over(live)
+    put_holder(harness, spec.run_id, holder, age_s)
     record = await runs.get(spec.run_id)
     assert record is not None and record.state.status == "queued"
 
 
-async def status(house: House, run_id: str) -> str:
-    record = await house.app.store.runs.get(run_id)
+async def status(harness: Harness, run_id: str) -> str:
+    record = await harness.app.store.runs.get(run_id)
     assert record is not None
     return record.state.status
 
 
-async def test_submitted_run_without_nats_is_taken_from_store(house: House, server: ModelServer) -> None:
-    engine = house.app.engine
+async def test_submitted_run_without_nats_is_taken_from_store(harness: Harness, server: ModelServer) -> None:
+    engine = harness.app.engine
     await engine.become_replica(away(), 2)
-    specs = [house.spec(server, "Hello.", persist=True, session_id=f"s{at}") for at in range(3)]
+    specs = [harness.spec(server, "Hello.", persist=True, session_id=f"s{at}") for at in range(3)]
     specs = [spec.replace(route=None) if not may_travel(spec) else spec for spec in specs]
     for spec in specs:
         await engine.submit(spec)
         record = await engine.get(spec.run_id)
         assert record is not None and record.state.status == "queued" and record.holder == ""
         assert spec.run_id not in engine.by_id and engine.permits.here == 0
-    counts = await house.app.store.runs.unfinished_counts()
+    counts = await harness.app.store.runs.unfinished_counts()
     assert counts == {specs[0].owner: (3, 3)}
     engine.start_background_tasks()
 
     async def all_ended() -> bool:
-        return all([await status(house, spec.run_id) in ("completed", "failed") for spec in specs])
+        return all([await status(harness, spec.run_id) in ("completed", "failed") for spec in specs])
 
     await eventually(all_ended)
     # A permit is returned once the end of its run is on record.
@@ -95,29 +95,29 @@ class Unavailable:
         return None
 
 
-async def test_replica_starts_run_that_the_queue_has_not_taken(house: House, server: ModelServer) -> None:
-    engine = house.app.engine
+async def test_replica_starts_run_that_the_queue_has_not_taken(harness: Harness, server: ModelServer) -> None:
+    engine = harness.app.engine
     await engine.become_replica(Unavailable(), 1)
     engine.start_background_tasks()
     await asyncio.sleep(0)
-    specs = [house.spec(server, "Hello.", persist=True, session_id=f"s{at}").replace(route=None) for at in range(3)]
+    specs = [harness.spec(server, "Hello.", persist=True, session_id=f"s{at}").replace(route=None) for at in range(3)]
     for spec in specs:
         await engine.submit(spec)
 
     async def all_ended() -> bool:
-        return all([await status(house, spec.run_id) in ("completed", "failed") for spec in specs])
+        return all([await status(harness, spec.run_id) in ("completed", "failed") for spec in specs])
 
     await eventually(all_ended)
 
 
-async def test_run_with_credentials_of_its_request_does_not_travel(house: House, server: ModelServer) -> None:
+async def test_run_with_credentials_of_its_request_does_not_travel(harness: Harness, server: ModelServer) -> None:
     assert may_travel(RunSpec("x", session_id="s", persist=True))
     assert not may_travel(RunSpec("x", session_id="s", persist=False))
     assert not may_travel(RunSpec("x", session_id="s", persist=True, route=RouteChoice(api_key="key-12345678")))
 
 
-async def test_caps_count_queued_runs(house: House, server: ModelServer) -> None:
-    engine = house.app.engine
+async def test_caps_count_queued_runs(harness: Harness, server: ModelServer) -> None:
+    engine = harness.app.engine
     await engine.become_replica(away(), 2)
     engine.limit(runs_max=2)
     for at in range(2):
@@ -131,7 +131,7 @@ async def test_caps_count_queued_runs(house: House, server: ModelServer) -> None
 
 
 async def test_submit_is_refused_at_once_where_the_store_does_not_tell_the_counts(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each question to a store that is away takes half a minute."""
     questions: list[str] = []
@@ -143,7 +143,7 @@ async def test_submit_is_refused_at_once_where_the_store_does_not_tell_the_count
 
         return raise_away
 
-    engine, runs = house.app.engine, house.app.store.runs
+    engine, runs = harness.app.engine, harness.app.store.runs
     await engine.become_replica(away(), 2)
     for name in ("unfinished_counts", "append", "create", "discard"):
         monkeypatch.setattr(runs, name, away_for(name), raising=False)
@@ -153,8 +153,8 @@ async def test_submit_is_refused_at_once_where_the_store_does_not_tell_the_count
     assert questions == ["unfinished_counts"] and engine.permits.here == 0
 
 
-async def test_fewest_running_owner_is_next_and_busy_session_waits(house: House) -> None:
-    runs, leases = house.app.store.runs, house.app.store.leases
+async def test_fewest_running_owner_is_next_and_busy_session_waits(harness: Harness) -> None:
+    runs, leases = harness.app.store.runs, harness.app.store.leases
     spec = {"persist": True}
     rows = [
         ("a1", "alice", "s1"),
@@ -164,10 +164,10 @@ async def test_fewest_running_owner_is_next_and_busy_session_waits(house: House)
         ("b2", "bob", "s5"),
     ]
     for at, (run_id, owner, session_id) in enumerate(rows):
-        await queued(house, RunSpec("x", run_id=run_id, owner=owner, session_id=session_id, **spec), "", 100 - at)
+        await queued(harness, RunSpec("x", run_id=run_id, owner=owner, session_id=session_id, **spec), "", 100 - at)
     assert await leases.acquire("session:s4", OTHER, 30) is not None
-    taken = [record.spec.run_id if (record := await runs.take_queued()) else None for _ in range(5)]
-    assert taken == ["a1", "b2", "a2", "a3", None]
+    run_ids = [record.spec.run_id if (record := await runs.take_queued()) else None for _ in range(5)]
+    assert run_ids == ["a1", "b2", "a2", "a3", None]
     assert await runs.any_queued() and await runs.queued(time.time()) == ["b1"]
     record = await runs.get("a1")
     assert record is not None and record.holder == this_process()
@@ -176,104 +176,104 @@ async def test_fewest_running_owner_is_next_and_busy_session_waits(house: House)
     assert record is not None and record.spec.run_id == "a1"
 
 
-async def test_queued_run_waits_for_an_earlier_one_of_its_session(house: House) -> None:
-    runs = house.app.store.runs
+async def test_queued_run_waits_for_an_earlier_one_of_its_session(harness: Harness) -> None:
+    runs = harness.app.store.runs
     for at, run_id in enumerate(("r1", "r2")):
-        await queued(house, RunSpec("x", run_id=run_id, session_id="s", persist=True), "", 100 - at)
+        await queued(harness, RunSpec("x", run_id=run_id, session_id="s", persist=True), "", 100 - at)
     first = await runs.take_queued()
     # The first is taken, and its process has not asked for the session yet.
     assert first is not None and first.spec.run_id == "r1" and await runs.take_queued() is None
-    await house.app.engine.recovery.end_refused(first, Refused("session_busy", "It waited for too long."))
+    await harness.app.engine.recovery.end_refused(first, Refused("session_busy", "It waited for too long."))
     second = await runs.take_queued()
     assert second is not None and second.spec.run_id == "r2"
 
 
-async def test_unstarted_run_of_lapsed_replica_is_taken_up(house: House, server: ModelServer) -> None:
-    engine = house.app.engine
+async def test_unstarted_run_of_lapsed_replica_is_resumed(harness: Harness, server: ModelServer) -> None:
+    engine = harness.app.engine
     await engine.become_replica(away(), 2)
-    spec = house.spec(server, "Hello.", persist=True, session_id="s")
-    await queued(house, spec, OTHER)
-    token = await house.app.store.leases.acquire(process_lease(OTHER), OTHER, 30)
+    spec = harness.spec(server, "Hello.", persist=True, session_id="s")
+    await queued(harness, spec, OTHER)
+    token = await harness.app.store.leases.acquire(process_lease(OTHER), OTHER, 30)
     assert token is not None
     assert await engine.resume_all() == [] and spec.run_id not in engine.by_id
-    await house.app.store.leases.release(process_lease(OTHER), token)
+    await harness.app.store.leases.release(process_lease(OTHER), token)
     assert await engine.resume_all() == [spec.run_id]
 
     async def has_ended() -> bool:
-        return await status(house, spec.run_id) in ("completed", "failed")
+        return await status(harness, spec.run_id) in ("completed", "failed")
 
     await eventually(has_ended)
 
 
-async def test_queued_run_is_not_taken_by_recovery(house: House) -> None:
-    engine = house.app.engine
+async def test_queued_run_is_not_taken_by_recovery(harness: Harness) -> None:
+    engine = harness.app.engine
     await engine.become_replica(away(), 2)
-    await queued(house, RunSpec("x", session_id="s", persist=True), "")
+    await queued(harness, RunSpec("x", session_id="s", persist=True), "")
     assert await engine.resume_all() == []
 
 
-async def test_unstarted_run_that_was_taken_over_gets_no_end(house: House) -> None:
-    engine, spec = house.app.engine, RunSpec("x", session_id="s", persist=True)
+async def test_unstarted_run_that_was_taken_over_gets_no_end(harness: Harness) -> None:
+    engine, spec = harness.app.engine, RunSpec("x", session_id="s", persist=True)
     await engine.become_replica(away(), 2)
     live = await engine.lifecycle._open(spec, at_once=False)
     await engine.lifecycle.emit_queued(live)
-    put_holder(house, spec.run_id, OTHER)
+    put_holder(harness, spec.run_id, OTHER)
     await engine.lifecycle.end_unstarted(live, Refused("session_busy", "late"))
-    assert await status(house, spec.run_id) == "queued" and spec.run_id not in engine.by_id
+    assert await status(harness, spec.run_id) == "queued" and spec.run_id not in engine.by_id
 
 
-async def test_queued_run_that_was_stopped_asks_no_model(house: House, server: ModelServer) -> None:
-    engine = house.app.engine
+async def test_queued_run_that_was_stopped_asks_no_model(harness: Harness, server: ModelServer) -> None:
+    engine = harness.app.engine
     await engine.become_replica(away(), 2)
-    spec = house.spec(server, "Hello.", persist=True, session_id="s")
-    await queued(house, spec, "")
+    spec = harness.spec(server, "Hello.", persist=True, session_id="s")
+    await queued(harness, spec, "")
     # A replica to which it was said, and which did not have the run, has left it in the store.
-    assert await house.app.store.runs.add_control(spec.run_id, Control("cancel", {"reason": "stop"}))
+    assert await harness.app.store.runs.add_control(spec.run_id, Control("cancel", {"reason": "stop"}))
     assert engine.work_queue is not None
     await engine.work_queue._look(None)
     await engine.work_queue.close()
-    assert await status(house, spec.run_id) == "cancelled" and not server.requests
+    assert await status(harness, spec.run_id) == "cancelled" and not server.requests
 
 
-async def test_run_that_is_taken_up_anew_stays_while_its_former_start_is_forgotten(
-    house: House, monkeypatch: pytest.MonkeyPatch
+async def test_requeued_run_survives_closing_of_its_late_submission(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when two replicas are asked for a run under one key, and the one that was late gets it from the queue."""
-    lifecycle, engine = house.app.engine.lifecycle, house.app.engine
+    lifecycle, engine = harness.app.engine.lifecycle, harness.app.engine
     spec = RunSpec("x", session_id="s", persist=True)
-    late, taken = lifecycle.make_live(spec), list[LiveRun]()
+    late, live_runs = lifecycle.make_live(spec), list[LiveRun]()
     close = late.log.close
 
     async def close_late() -> None:
         await close()
-        taken.append(lifecycle.make_live(spec))
+        live_runs.append(lifecycle.make_live(spec))
 
     monkeypatch.setattr(late.log, "close", close_late)
     await lifecycle.forget(late)
-    assert engine.by_id[spec.run_id] is taken[0] and engine.log.writer(spec.run_id) is taken[0].log
-    await lifecycle.forget(taken[0])
+    assert engine.by_id[spec.run_id] is live_runs[0] and engine.log.writer(spec.run_id) is live_runs[0].log
+    await lifecycle.forget(live_runs[0])
     assert spec.run_id not in engine.by_id and engine.log.writer(spec.run_id) is None
 
 
-async def test_one_replica_leads(house: House) -> None:
-    leases = house.app.store.leases
-    one, other = ReplicaLeases(leases), ReplicaLeases(leases)
-    await one.renew()
+async def test_one_replica_leads(harness: Harness) -> None:
+    leases = harness.app.store.leases
+    first, other = ReplicaLeases(leases), ReplicaLeases(leases)
+    await first.renew()
     await other.renew()
-    assert one.leads and not other.leads
-    await one.renew()
-    assert one.leads
-    await one.release()
+    assert first.leads and not other.leads
+    await first.renew()
+    assert first.leads
+    await first.release()
     await other.renew()
-    assert other.leads and not one.leads
-    assert Leases(house.app.store.blocking.engine).holder(process_lease(this_process())) == this_process()
+    assert other.leads and not first.leads
+    assert Leases(harness.app.store.blocking.engine).holder(process_lease(this_process())) == this_process()
     await other.release()
     await asyncio.sleep(0)
     assert await leases.holder("leader") is None
 
 
-async def test_leading_replica_sweeps(house: House) -> None:
-    app = house.app
+async def test_leading_replica_sweeps(harness: Harness) -> None:
+    app = harness.app
     await app.engine.become_replica(away(), 2)
     assert app.engine.replica_leases is not None and app.engine.replica_leases.leads
     assert await asyncio.to_thread(sweep_if_due, app.store.blocking, app.settings) is not None
@@ -281,7 +281,7 @@ async def test_leading_replica_sweeps(house: House) -> None:
 
 @pytest.mark.parametrize("is_taken_over", [True, False])
 async def test_turn_that_ends_while_its_lease_is_uncertain(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, is_taken_over: bool
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, is_taken_over: bool
 ) -> None:
     """A replica that was suspended reads the end of an answer before it learns whether another has the run."""
     renewing, answered = asyncio.Event(), asyncio.Event()
@@ -294,7 +294,7 @@ async def test_turn_that_ends_while_its_lease_is_uncertain(
 
     monkeypatch.setattr(AsyncLeases, "renew_all", renew_late)
     monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 0.02)
-    engine, gate = house.app.engine, asyncio.Event()
+    engine, gate = harness.app.engine, asyncio.Event()
 
     async def answer(_: Request) -> Reply:
         await gate.wait()
@@ -302,17 +302,17 @@ async def test_turn_that_ends_while_its_lease_is_uncertain(
 
     server.handler = answer
     await engine.become_replica(away(), 2)
-    live = await engine.start(house.spec(server, persist=True, session_id="s"))
+    live = await engine.start(harness.spec(server, persist=True, session_id="s"))
     await renewing.wait()
     engine.lifecycle.session_expired(live.spec.run_id, True)
     for lease in engine.admissions.leases._held:
         lease.expired = True
     if is_taken_over:
         token = "UPDATE leases SET token = token + 1, holder = ? WHERE name = 'session:s'"
-        await house.app.store.blocking.engine.submit_write(lambda tx: tx.execute(token, (OTHER,)))
+        await harness.app.store.blocking.engine.submit_write(lambda tx: tx.execute(token, (OTHER,)))
     gate.set()
     await eventually(lambda: live.log.ending)
     answered.set()
     await eventually(lambda: live.spec.run_id not in engine.by_id)
     assert engine.permits.here == 0
-    assert await status(house, live.spec.run_id) == ("running" if is_taken_over else "completed")
+    assert await status(harness, live.spec.run_id) == ("running" if is_taken_over else "completed")

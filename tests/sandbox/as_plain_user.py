@@ -23,16 +23,16 @@ async def main(folder: Path) -> None:
     place = Place(home, home.workspace, home.sandbox / "s/home", env=env)
     sandbox = bubblewrap.Bubblewrap(place)
     wrote = (await output(sandbox, "echo 1 > made; cat made")).strip()
-    seen = (await output(sandbox, f"cat {home.path}/.env 2>/dev/null | wc -l")).strip()
+    secret_bytes = (await output(sandbox, f"cat {home.path}/.env 2>/dev/null | wc -l")).strip()
     storm = await output(sandbox, "storm() { storm | storm & }; storm; sleep 0.5; ulimit -a")
     refused = (await output(sandbox, "touch /usr/x 2>/dev/null || echo refused")).strip()
-    print(wrote, seen, "fork" in storm, refused)
+    print(wrote, secret_bytes, "fork" in storm, refused)
     await output(sandbox, "setsid sleep 98765 & setsid sleep 98765 & sleep 98765", seconds=0.3)
-    left = 0
+    leftover = 0
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            left += path.read_bytes() == b"sleep\x0098765\0"
-    print(left or "gone")
+            leftover += path.read_bytes() == b"sleep\x0098765\0"
+    print(leftover or "gone")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ _NAMESPACES = ["unshare", "--user", "--map-current-user", "--pid", "--fork", "--
 
 @dataclass
 class Result:
-    """What came of a command."""
+    """Result of a command."""
 
     code: int
     output: str
@@ -36,7 +36,7 @@ class Result:
 
 
 async def finished(process: Process) -> Result:
-    """Read a command to its end; of much output only the last part is kept."""
+    """Read a command to its end; only the last part of long output is kept."""
     tail, count = b"", 0
     async with process:
         async for chunk in process.chunks():
@@ -53,17 +53,17 @@ async def sh(sandbox: Sandbox, script: str, **options: Any) -> Result:
 
 def running(mark: str) -> list[str]:
     """The processes of this machine whose arguments hold a text."""
-    found = []
+    pids = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if mark.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """A server's place: the workspace in the Hermes home, beside secrets."""
+    """The folders of a server: its workspace is in the Hermes home, beside secrets."""
     home = Home(tmp_path / "hermes")
     workspace = home.workspace
     (workspace / "scopes/other").mkdir(parents=True)
@@ -99,8 +99,8 @@ Maker = Callable[..., Sandbox]
 
 @pytest.fixture(params=["local", "bubblewrap", "docker"])
 async def make(request: pytest.FixtureRequest, place: Place) -> AsyncIterator[Maker]:
-    """Makes sandboxes of one kind after another; arguments change the place."""
-    made: list[Sandbox] = []
+    """Creates sandboxes of each kind; arguments override fields of `place`."""
+    sandboxes: list[Sandbox] = []
     if request.param == "bubblewrap":
         needs_bubblewrap()
     if request.param == "docker":
@@ -113,11 +113,11 @@ async def make(request: pytest.FixtureRequest, place: Place) -> AsyncIterator[Ma
             "bubblewrap": lambda: Bubblewrap(where),
             "docker": lambda: Docker(where, "image", "s1"),
         }
-        made.append(kinds[request.param]())
-        return made[-1]
+        sandboxes.append(kinds[request.param]())
+        return sandboxes[-1]
 
     yield making
-    for sandbox in made:
+    for sandbox in sandboxes:
         await sandbox.stop()
 
 
@@ -137,12 +137,12 @@ def needs_bubblewrap() -> None:
 async def wrapped(place: Place) -> AsyncIterator[Callable[..., Sandbox]]:
     """Makes sandboxes of bubblewrap."""
     needs_bubblewrap()
-    made: list[Sandbox] = []
+    sandboxes: list[Sandbox] = []
 
     def making(**changes: Any) -> Sandbox:
-        made.append(Bubblewrap(replace(place, **changes)))
-        return made[-1]
+        sandboxes.append(Bubblewrap(replace(place, **changes)))
+        return sandboxes[-1]
 
     yield making
-    for sandbox in made:
+    for sandbox in sandboxes:
         await sandbox.stop()

@@ -19,12 +19,12 @@ APART = ["--user", "--map-current-user", "--pid", "--fork", "--kill-child", "--m
 
 
 def options_of(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    found: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     rest = list(arguments)
     while rest and rest[0].startswith("--"):
         name = rest.pop(0)
-        found.setdefault(name, []).append("" if name in FLAGS else rest.pop(0))
-    return found, rest
+        options.setdefault(name, []).append("" if name in FLAGS else rest.pop(0))
+    return options, rest
 
 
 def run(options: dict[str, list[str]], rest: list[str]) -> int:
@@ -66,14 +66,14 @@ def container(name: str) -> dict | None:
 
 
 def execute(options: dict[str, list[str]], rest: list[str]) -> int:
-    found = container(rest[0])
-    if found is None:
+    state = container(rest[0])
+    if state is None:
         sys.stderr.write(f"Error response from daemon: No such container: {rest[0]}\n")
         return 1
-    if os.readlink(f"/proc/{found['inner']}/ns/pid") == os.readlink("/proc/self/ns/pid"):
+    if os.readlink(f"/proc/{state['inner']}/ns/pid") == os.readlink("/proc/self/ns/pid"):
         return 1  # nothing is ever run outside of a container
     lines = [line for file in options.get("--env-file", []) for line in Path(file).read_text().splitlines()]
-    into = ["nsenter", "--preserve-credentials", "-t", str(found["inner"]), "-U", "-p", "-m", "--"]
+    into = ["nsenter", "--preserve-credentials", "-t", str(state["inner"]), "-U", "-p", "-m", "--"]
     env = ["env", "-i", f"PATH={os.environ['PATH']}", *lines, *options.get("--env", [])]
     os.closerange(3, 100)
     folder = options.get("--workdir", ["/"])[0]
@@ -84,21 +84,21 @@ def execute(options: dict[str, list[str]], rest: list[str]) -> int:
 
 
 def remove(options: dict[str, list[str]], rest: list[str]) -> int:
-    found = container(rest[0])
-    if found is not None:
+    state = container(rest[0])
+    if state is not None:
         (FOLDER / f"{rest[0]}.json").unlink(missing_ok=True)
         try:
-            os.kill(found["inner"], signal.SIGKILL)
+            os.kill(state["inner"], signal.SIGKILL)
         except ProcessLookupError:
             return 0
-        while Path(f"/proc/{found['inner']}").exists():
+        while Path(f"/proc/{state['inner']}").exists():
             time.sleep(0.001)
     return 0
 
 
 def inspect(options: dict[str, list[str]], rest: list[str]) -> int:
-    found = container(rest[0])
-    print("true" if found and Path(f"/proc/{found['inner']}").exists() else "false")
+    state = container(rest[0])
+    print("true" if state and Path(f"/proc/{state['inner']}").exists() else "false")
     return 0
 
 

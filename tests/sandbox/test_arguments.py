@@ -17,15 +17,17 @@ SECRET, TEXT = "planted-value-4711", "planted-command-4712"
 VARIABLES = {"PLAIN": SECRET, "LINES": f"x\n{SECRET}", "LONG": "a" * 70_000 + SECRET, "_UNDER": f"{SECRET}\n'\"$HOME`"}
 
 
-def listed() -> str:
+def process_arguments() -> str:
     """The arguments of every process of this machine, as another user sees them."""
-    found = []
+    command_lines = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            command_lines.append(
+                Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
         except OSError:
             continue
-    return "\n".join(found)
+    return "\n".join(command_lines)
 
 
 @pytest.mark.parametrize("kind", ["local", "docker"])
@@ -41,10 +43,10 @@ async def test_process_arguments_contain_no_command_or_secret(
     process = await sandbox.spawn(shell.argv(text), env=shell.env)
     with open(waiting, "w") as file:  # opened once the command reads
         # The stand-in for docker has to give its variables to `env`; a real one sends them through its socket.
-        seen = (folder / "calls").read_text() if folder else listed()
+        content = (folder / "calls").read_text() if folder else process_arguments()
         file.write("\n")
     result = await finished(process)
-    assert TEXT not in seen and SECRET not in seen
+    assert TEXT not in content and SECRET not in content
     assert result.output == f"begun\nx\n{SECRET}|{SECRET}\n'\"$HOME`|70018|/bin/sh|0\n"
     await sandbox.stop()
 

@@ -116,11 +116,11 @@ async def test_link_in_place_of_hooks_is_neutralised(
     planned = mounts.plan_mounts
 
     def swap(where: Place, covers: dict[str, mounts.Mode] | None = None) -> list[mounts.Mount]:
-        found = planned(where, covers)
+        mounts = planned(where, covers)
         if covers and not (place.workspace / swapped).is_symlink():
             (place.workspace / swapped).rename(place.workspace / "away")
             (place.workspace / swapped).symlink_to(target)
-        return found
+        return mounts
 
     monkeypatch.setattr(bubblewrap, "plan_mounts", swap)
     sandbox = wrapped()
@@ -146,27 +146,29 @@ async def test_idle_sandboxes_are_limited(place: Place, monkeypatch: pytest.Monk
     needs_bubblewrap()
     monkeypatch.setattr(bubblewrap, "SANDBOXES_IDLE_MAX", 2)
     idle: dict[bubblewrap.Bubblewrap, None] = {}
-    made = [bubblewrap.Bubblewrap(place, idle=idle) for _ in range(3)]
-    for sandbox in made:
+    sandboxes = [bubblewrap.Bubblewrap(place, idle=idle) for _ in range(3)]
+    for sandbox in sandboxes:
         assert (await sh(sandbox, "echo x > /tmp/kept; echo ok")).output == "ok\n"
-    assert list(idle) == made[1:]
-    found = [(await sh(sandbox, "cat /tmp/kept 2>/dev/null; true")).output for sandbox in (made[2], made[0])]
-    assert found == ["x\n", ""]
-    for sandbox in made:
+    assert list(idle) == sandboxes[1:]
+    outputs = [
+        (await sh(sandbox, "cat /tmp/kept 2>/dev/null; true")).output for sandbox in (sandboxes[2], sandboxes[0])
+    ]
+    assert outputs == ["x\n", ""]
+    for sandbox in sandboxes:
         await sandbox.stop()
 
 
 async def test_uploads_and_extra_mounts(wrapped: Wrapped, place: Place, tmp_path: Path) -> None:
-    uploads, shown, shared = place.home.uploads / "s1", tmp_path / "shown", tmp_path / "shared"
-    for folder in (uploads, place.home.uploads / "s2", shown, shared, place.user_home / ".ssh"):
+    uploads, visible, shared = place.home.uploads / "s1", tmp_path / "shown", tmp_path / "shared"
+    for folder in (uploads, place.home.uploads / "s2", visible, shared, place.user_home / ".ssh"):
         folder.mkdir(parents=True)
         (folder / "file").write_text(folder.name)
     secrets = (place.user_home / ".ssh", place.home.path, Path("/proc/self"))
-    sandbox = wrapped(uploads=uploads, ro=(shown, *secrets), rw=(shared, Path("/"), tmp_path / "missing"))
-    read = await sh(sandbox, f"cat {uploads}/file {shown}/file {shared}/file; ls {place.home.uploads}")
+    sandbox = wrapped(uploads=uploads, ro=(visible, *secrets), rw=(shared, Path("/"), tmp_path / "missing"))
+    read = await sh(sandbox, f"cat {uploads}/file {visible}/file {shared}/file; ls {place.home.uploads}")
     assert read.output == "s1shownshareds1\n"
     assert (await sh(sandbox, f"echo x > {uploads}/file")).code != 0
-    assert (await sh(sandbox, f"echo x > {shown}/file")).code != 0
+    assert (await sh(sandbox, f"echo x > {visible}/file")).code != 0
     assert (await sh(sandbox, f"echo x > {shared}/new")).code == 0
     assert (shared / "new").read_text() == "x\n"
     hidden = await sh(sandbox, f"cat {place.user_home}/.ssh/file {place.home.path}/.env {tmp_path}/*")
@@ -184,10 +186,10 @@ async def test_credentials_in_user_home_are_hidden(wrapped: Wrapped, place: Plac
         attempts = (
             "mv .config moved; mv .ssh moved; rm -rf .ssh; cp -r . /tmp/copy; echo evil >> .bashrc; cat .netrc .env"
         )
-        shown = (await sh(sandbox, f"{attempts}; grep -rs 'content of' . /tmp/copy")).output
-        assert ".bashrc:content of" in shown
-        assert ".env.example:content of" in shown
-        assert not any(f"content of {name}" in shown for name in (".ssh", ".config", ".netrc", ".env\n"))
+        output = (await sh(sandbox, f"{attempts}; grep -rs 'content of' . /tmp/copy")).output
+        assert ".bashrc:content of" in output
+        assert ".env.example:content of" in output
+        assert not any(f"content of {name}" in output for name in (".ssh", ".config", ".netrc", ".env\n"))
     assert (user / ".bashrc").read_text() == "content of .bashrc\n"
     assert (user / ".config/gh/key").exists()
 
@@ -219,8 +221,8 @@ async def test_memory_and_file_size_limits(wrapped: Wrapped, monkeypatch: pytest
     for megabytes, works in ((100, True), (700, False)):
         process = await sandbox.spawn([sandbox.python, "-c", f"bytearray({megabytes} * 1024 ** 2); print('had')"])
         async with process:
-            said = b"".join([chunk async for chunk in process.chunks()])
-        assert (b"had" in said, b"MemoryError" in said) == (works, not works)
+            data = b"".join([chunk async for chunk in process.chunks()])
+        assert (b"had" in data, b"MemoryError" in data) == (works, not works)
     monkeypatch.setattr(bubblewrap, "SANDBOX_FILE_BYTES_MAX", 1000)
     result = await sh(wrapped(), "head -c 5000 /dev/zero > big; wc -c < big")
     assert result.output.endswith("1000\n")
@@ -294,8 +296,8 @@ def test_unprivileged_user_has_same_limits(tmp_path: Path) -> None:
     with_source = {"PYTHONPATH": str(Path(mounts.__file__).parents[2]), "PATH": os.environ["PATH"]}
     script = Path(__file__).with_name("as_plain_user.py").read_text()
     argv = ["runuser", "-u", "nobody", "--", python, "-B", "-c", script]
-    done = subprocess.run(argv, env=with_source, capture_output=True, text=True, cwd="/", check=False)
-    assert done.stdout == "1 0 True refused\ngone\n", done.stderr
+    result = subprocess.run(argv, env=with_source, capture_output=True, text=True, cwd="/", check=False)
+    assert result.stdout == "1 0 True refused\ngone\n", result.stderr
 
 
 def _usable_by_nobody(python: str) -> bool:
@@ -317,6 +319,6 @@ def test_starting_sandbox_ends_with_server(tmp_path: Path) -> None:
         argv = [sys.executable, str(script), "bubblewrap", "die", "1", str(folder)]
         assert subprocess.run(argv, check=False).returncode == -signal.SIGKILL
     until = time.monotonic() + SURELY_S
-    while left := [pid for folder in folders for pid in running(f"{folder}/init.py")]:
-        assert time.monotonic() < until, left
+    while pids := [pid for folder in folders for pid in running(f"{folder}/init.py")]:
+        assert time.monotonic() < until, pids
         time.sleep(0.01)

@@ -16,12 +16,12 @@ from hermes.sandbox.cgroup import Group
 
 @pytest.fixture
 def group() -> Iterator[Group]:
-    made = cgroup.create("a test/of mine", 64, 0.5, 20)
-    if made is None:
+    group = cgroup.create("a test/of mine", 64, 0.5, 20)
+    if group is None:
         pytest.skip("control groups cannot be written here")
-    yield made
+    yield group
     until = time.monotonic() + 10
-    while not made.remove():  # the last process leaves it a moment after it has ended
+    while not group.remove():  # the last process leaves it a moment after it has ended
         assert time.monotonic() < until
         time.sleep(0.02)
 
@@ -40,8 +40,8 @@ def test_memory_limit_is_shared_by_all_processes(group: Group) -> None:
         pytest.skip("no memory controller")
     half = "python3 -c 'x = bytearray(40 << 20); import time; time.sleep(1)'"
     assert said_in(group, f"{half}; echo $?").splitlines()[-1] == "0"
-    said = said_in(group, f"({half}; echo one $?) & ({half}; echo two $?) & wait")
-    assert "137" in said
+    output = said_in(group, f"({half}; echo one $?) & ({half}; echo two $?) & wait")
+    assert "137" in output
 
 
 def test_process_limit(group: Group) -> None:
@@ -75,8 +75,8 @@ def test_cgroup_v2_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (own.parent / "cgroup.subtree_control").write_text("pids")
     monkeypatch.setattr(cgroup, "_ROOT", tmp_path)
     monkeypatch.setattr(cgroup, "_own_paths", lambda: {"": "service/server"})
-    made = cgroup.create("s1", 100, 1.5, 7)
-    assert made is not None and made.bounds == {"memory", "cpu", "pids"}
+    group = cgroup.create("s1", 100, 1.5, 7)
+    assert group is not None and group.bounds == {"memory", "cpu", "pids"}
     [folder] = [path for path in own.parent.iterdir() if path.name.startswith(f"hermes-{os.getpid()}-")]
     assert {path.name: path.read_text() for path in folder.iterdir()} == {
         "memory.max": str(100 * 1024**2),
@@ -91,11 +91,11 @@ def test_unwritable_cgroup_means_none(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_sweep_removes_cgroups_of_dead_processes_only(group: Group) -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    left = [folder.parent / f"hermes-{gone.pid}-1-old" for folder in group._folders]
-    for folder in left:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    folders = [folder.parent / f"hermes-{process.pid}-1-old" for folder in group._folders]
+    for folder in folders:
         folder.mkdir()
     cgroup.sweep()
-    assert not any(folder.exists() for folder in left)
+    assert not any(folder.exists() for folder in folders)
     assert all(folder.exists() for folder in group._folders)

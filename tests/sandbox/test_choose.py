@@ -109,16 +109,16 @@ def test_sandbox_environment(home: Home, monkeypatch: pytest.MonkeyPatch) -> Non
     through = ["FOO", "GITHUB_TOKEN", "OPENAI_API_KEY", "MY_KEY", "HERMES_HOME", "API_SERVER_KEY", "MISSING"]
     home.path.mkdir()
     home.config_file.write_text("providers: {mine: {base_url: 'http://x', key_env: MY_KEY}}\n")
-    given = settings(home, environ, env_passthrough=through)
+    config = settings(home, environ, env_passthrough=through)
     private = Path("/private")
-    local = child_env(given, "local", private, environ)
+    local = child_env(config, "local", private, environ)
     shell = local.pop("SHELL")
     assert shell.endswith("sh") and os.access(shell, os.X_OK)
-    taken = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", "TMPDIR", "FOO", "GITHUB_TOKEN")
-    assert local == {name: environ[name] for name in taken}
-    inside = child_env(given, "bubblewrap", private, environ)
+    names = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TERM", "TZ", "TMPDIR", "FOO", "GITHUB_TOKEN")
+    assert local == {name: environ[name] for name in names}
+    inside = child_env(config, "bubblewrap", private, environ)
     assert inside == {**local, "SHELL": shell, "HOME": "/private", "TMPDIR": "/tmp"}
-    image = child_env(given, "docker", private, environ)
+    image = child_env(config, "docker", private, environ)
     assert image.keys() == inside.keys() - {"PATH"}
     assert set(child_env(settings(home), "local", private, {})) == {"PATH", "HOME", "LANG", "TERM", "SHELL"}
 
@@ -126,16 +126,16 @@ def test_sandbox_environment(home: Home, monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_sandbox_of_session(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_bubblewrap()
     sandboxes = Sandboxes(home)
-    given = settings(home, container_memory=1000, network=False)
-    assert (await sandboxes.start(given)).name == "bubblewrap"
-    workspace = workspace_of(home, given, "default", None)
-    one = await sandboxes.of(given, "s1", workspace)
-    assert await sandboxes.of(given, "s1", workspace) is one
-    assert await sandboxes.of(given, "s1", workspace, granted=[workspace / ".git"]) is not one
-    other = await sandboxes.of(given, "s2", workspace)
-    assert (await sh(one, "echo one > ~/x; ulimit -v; echo $HOME")).output == f"1024000\n{home.sandbox}/s1/home\n"
+    config = settings(home, container_memory=1000, network=False)
+    assert (await sandboxes.start(config)).name == "bubblewrap"
+    workspace = workspace_of(home, config, "default", None)
+    sandbox = await sandboxes.of(config, "s1", workspace)
+    assert await sandboxes.of(config, "s1", workspace) is sandbox
+    assert await sandboxes.of(config, "s1", workspace, granted=[workspace / ".git"]) is not sandbox
+    other = await sandboxes.of(config, "s2", workspace)
+    assert (await sh(sandbox, "echo one > ~/x; ulimit -v; echo $HOME")).output == f"1024000\n{home.sandbox}/s1/home\n"
     assert (await sh(other, "cat ~/x")).code == 1
-    assert (await sh(await sandboxes.of(given, "s1", workspace), "cat ~/x")).output == "one\n"
+    assert (await sh(await sandboxes.of(config, "s1", workspace), "cat ~/x")).output == "one\n"
     process = await other.spawn(["sleep", "1000"])
     del other
     gc.collect()
@@ -146,11 +146,11 @@ async def test_sandbox_of_session(home: Home, monkeypatch: pytest.MonkeyPatch) -
 
 async def test_session_keeps_its_container(home: Home, fake_docker: Path) -> None:
     sandboxes = Sandboxes(home)
-    given = settings(home, backend="docker")
-    assert await sandboxes.start(given) == Choice("docker", isolated=True)
-    workspace = workspace_of(home, given, "default", None)
+    config = settings(home, backend="docker")
+    assert await sandboxes.start(config) == Choice("docker", isolated=True)
+    workspace = workspace_of(home, config, "default", None)
     for _ in range(2):
-        assert (await sh(await sandboxes.of(given, "s1", workspace), "echo x")).output == "x\n"
+        assert (await sh(await sandboxes.of(config, "s1", workspace), "echo x")).output == "x\n"
         gc.collect()
     assert len(list(fake_docker.glob("hermes-*.json"))) == 1
     await sandboxes.close()
@@ -158,18 +158,18 @@ async def test_session_keeps_its_container(home: Home, fake_docker: Path) -> Non
 
 
 async def test_probe_runs_once_and_off_loop(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
+    observed: list[bool] = []
 
     def looked(settings: Settings) -> Choice:
         try:
             asyncio.get_running_loop()
-            seen.append(True)
+            observed.append(True)
         except RuntimeError:
-            seen.append(False)
+            observed.append(False)
         return Choice("local", isolated=False)
 
     monkeypatch.setattr(choose, "choose_backend", looked)
     await Sandboxes(home).start(settings(home))
     await Sandboxes(home).of(settings(home), "s1", home.path)
-    assert seen[:2] == [False, False]  # then the answer is known
+    assert observed[:2] == [False, False]  # then the answer is known
     assert bubblewrap.probe() is bubblewrap.probe()

@@ -81,7 +81,7 @@ def test_identity_is_name_and_address_only(user: Path, tmp_path: Path) -> None:
     "text",
     ["", "[user", "[user]\nname = a\\\n[x]\n", "\xff", "[user]\nname = \x1b]0;x\n", "[user]\nname\n", "x" * 200_000],
 )
-def test_odd_git_configurations_are_harmless(tmp_path: Path, text: str) -> None:
+def test_unusual_git_configurations_are_harmless(tmp_path: Path, text: str) -> None:
     (tmp_path / ".gitconfig").write_text(text, "latin-1")
     assert all(value.isprintable() for value in read_identity(tmp_path).values())
 
@@ -107,7 +107,7 @@ def test_links_to_the_home_or_above_are_not_shown(user: Path, tmp_path: Path) ->
         assert Path(os.path.realpath(target)) not in toolchains(user, [])
 
 
-def test_folder_that_everybody_can_write_to_is_not_shown(user: Path) -> None:
+def test_world_writable_folder_is_not_mounted(user: Path) -> None:
     (user / ".cargo/bin").chmod(0o777)
     assert user / ".cargo/bin" not in toolchains(user, [])
 
@@ -137,9 +137,9 @@ git config --get user.email; git config --get-regexp '(http|credential|url)'
 
 
 def test_go_takes_packages_from_the_shown_cache(user: Path) -> None:
-    shown = toolchains(user, [])
+    chains = toolchains(user, [])
     cache = f"file://{os.path.realpath(user)}/go/pkg/mod/cache/download,"
-    assert variables(user, shown)["GOPROXY"].startswith(cache)
+    assert variables(user, chains)["GOPROXY"].startswith(cache)
     assert "GOPROXY" not in variables(user, toolchains(user, [str(user / "go")]))
 
 

@@ -9,11 +9,11 @@ from hermes.sandbox.base import SandboxError
 from hermes.sandbox.mounts import Place, plan_mounts, resolve_root
 
 
-def told(place: Place, **changes: object) -> dict[str, str]:
+def mount_modes(place: Place, **changes: object) -> dict[str, str]:
     base = place.home.path.parent
-    found = plan_mounts(replace(place, **changes))  # type: ignore[arg-type]
-    assert [mount.path for mount in found] == sorted(mount.path for mount in found)
-    return {mount.path.removeprefix(f"{base}/"): mount.mode for mount in found}
+    mounts = plan_mounts(replace(place, **changes))  # type: ignore[arg-type]
+    assert [mount.path for mount in mounts] == sorted(mount.path for mount in mounts)
+    return {mount.path.removeprefix(f"{base}/"): mount.mode for mount in mounts}
 
 
 @pytest.fixture
@@ -29,9 +29,12 @@ def project(tmp_path: Path) -> Path:
 
 def test_mounts_of_server_workspace(place: Place) -> None:
     own = {"hermes/sandbox/s1/home": "rw", "hermes/workspace": "rw", "hermes/workspace/scopes": "hide"}
-    assert told(place) == own
+    assert mount_modes(place) == own
     scope = place.workspace / "scopes/other"
-    assert told(place, workspace=scope) == {"hermes/sandbox/s1/home": "rw", "hermes/workspace/scopes/other": "rw"}
+    assert mount_modes(place, workspace=scope) == {
+        "hermes/sandbox/s1/home": "rw",
+        "hermes/workspace/scopes/other": "rw",
+    }
 
 
 def test_mounts_of_project(place: Place, project: Path) -> None:
@@ -42,21 +45,21 @@ def test_mounts_of_project(place: Place, project: Path) -> None:
         "project/.env.local": "hide",
         "project/key.p12": "hide",
     }
-    assert told(place, workspace=project) == guarded
+    assert mount_modes(place, workspace=project) == guarded
 
 
 def test_home_inside_workspace_is_hidden(place: Place, tmp_path: Path) -> None:
-    found = told(place, workspace=tmp_path)
-    assert found.pop(str(tmp_path)) == "rw"
-    assert found == {"hermes": "hide", "hermes/sandbox/s1/home": "rw"}
-    below = told(replace(place), workspace=tmp_path.parent)
+    modes = mount_modes(place, workspace=tmp_path)
+    assert modes.pop(str(tmp_path)) == "rw"
+    assert modes == {"hermes": "hide", "hermes/sandbox/s1/home": "rw"}
+    below = mount_modes(replace(place), workspace=tmp_path.parent)
     assert below[str(tmp_path)] == "rw"  # held in its place
 
 
 def test_protection_lists_win_over_requested_mounts(place: Place, tmp_path: Path) -> None:
     (place.user_home / ".ssh").mkdir(parents=True)
     (tmp_path / "link").symlink_to(place.user_home / ".ssh")
-    asked = (
+    paths = (
         place.user_home / ".ssh",
         tmp_path / "link",
         place.home.path,
@@ -64,16 +67,16 @@ def test_protection_lists_win_over_requested_mounts(place: Place, tmp_path: Path
         Path("/"),
         Path("/usr/share"),
     )
-    found = told(place, rw=asked)
-    assert {path for path in found if not path.startswith("hermes/")} == {"/usr/share"}
-    assert found["/usr/share"] == "ro"
+    modes = mount_modes(place, rw=paths)
+    assert {path for path in modes if not path.startswith("hermes/")} == {"/usr/share"}
+    assert modes["/usr/share"] == "ro"
 
 
 def test_links_do_not_widen_mounts(place: Place, project: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir()
     (project / ".env").unlink()
     (project / ".env").symlink_to(tmp_path / "secret")
-    assert "secret" not in str(told(place, workspace=project))
+    assert "secret" not in str(mount_modes(place, workspace=project))
 
 
 def test_invalid_workspace_is_rejected(place: Place) -> None:

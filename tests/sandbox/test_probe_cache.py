@@ -41,7 +41,7 @@ CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_has_changed_must_be_tried_again(
+def test_changed_environment_invalidates_probe_cache(
     change: Callable[[Path, pytest.MonkeyPatch], object], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probe_cache.remember(settings, "bubblewrap")
@@ -61,7 +61,7 @@ def test_a_sandbox_that_does_not_work_is_tried_again(settings: Settings) -> None
     assert probe_cache.known(settings) is None
 
 
-def test_a_home_that_cannot_be_written_stops_nobody(settings: Settings) -> None:
+def test_unwritable_home_does_not_fail(settings: Settings) -> None:
     settings.home.cache.write_text("in the way")
     probe_cache.remember(settings, "bubblewrap")
     assert probe_cache.known(settings) is None

@@ -34,10 +34,10 @@ def daemons(mark: str) -> str:
 
 
 async def until_said(process: Process, text: bytes) -> None:
-    said = b""
+    data = b""
     async for chunk in process.chunks():
-        said += chunk
-        if text in said:
+        data += chunk
+        if text in data:
             return
 
 
@@ -90,30 +90,30 @@ async def test_command_timeout(sandbox: Sandbox, mark: str) -> None:
 async def test_interrupt_signal_reaches_command(sandbox: Sandbox, mark: str) -> None:
     script = f"trap 'echo heard; exit 3' INT; {daemons(mark)} echo ready; while :; do sleep 0.01; done"
     process = await sandbox.spawn(["/bin/sh", "-c", script])
-    said = b""
+    data = b""
     async with asyncio.timeout(SURELY_S), process:
         async for chunk in process.chunks():
-            said += chunk
+            data += chunk
             process.interrupt()
         code = await process.wait()
-    assert (code, process.ended_by, said.splitlines()[:2]) == (130, "interrupted", [b"ready", b"heard"])
+    assert (code, process.ended_by, data.splitlines()[:2]) == (130, "interrupted", [b"ready", b"heard"])
     assert not running(mark)
 
 
-@pytest.mark.parametrize(("deaf", "heard"), [("INT", True), ("INT TERM", False)])
+@pytest.mark.parametrize(("deaf", "is_handled"), [("INT", True), ("INT TERM", False)])
 async def test_interrupt_escalates_for_unresponsive_command(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, deaf: str, heard: bool, mark: str
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, deaf: str, is_handled: bool, mark: str
 ) -> None:
-    pauses = (0.05, 1000.0 if heard else 0.05, 1000.0)
+    pauses = (0.05, 1000.0 if is_handled else 0.05, 1000.0)
     monkeypatch.setattr(base, "LADDER", tuple(zip((number for number, _ in base.LADDER), pauses, strict=True)))
-    listening = "trap 'echo heard; exit' TERM; " if heard else ""
+    listening = "trap 'echo heard; exit' TERM; " if is_handled else ""
     script = f"{listening}trap '' {deaf}; {daemons(mark)} echo ready; while :; do sleep 0.01; done"
     async with asyncio.timeout(SURELY_S), await sandbox.spawn(["/bin/sh", "-c", script]) as process:
         output = b""
         async for chunk in process.chunks():
             output += chunk
             process.interrupt()
-    assert (b"heard" in output) is heard
+    assert (b"heard" in output) is is_handled
     assert (await process.wait(), process.ended_by) == (130, "interrupted")
     assert not running(mark)
 
@@ -251,9 +251,9 @@ async def test_starting_command_is_stopped_with_the_others(
     start = sandbox._start
 
     async def started(command: Command) -> tuple[Parts, Handle]:
-        begun = await start(command)
+        started = await start(command)
         sandbox.kill_commands("The files it may not write were replaced.")
-        return begun
+        return started
 
     monkeypatch.setattr(sandbox, "_start", started)
     async with asyncio.timeout(SURELY_S), await sandbox.spawn(["sleep", mark]) as process:

@@ -48,9 +48,9 @@ async def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     monkeypatch.setattr(quota_module.limits, "DISK_MEASURED_S", 0.0)
     (tmp_path / "own").mkdir()
     fill(tmp_path / "shared" / "old", 30)
-    made = Watched(DiskQuota(20, [tmp_path / "own"], [tmp_path / "shared"]))
-    yield made
-    await made.quota.close()
+    watched = Watched(DiskQuota(20, [tmp_path / "own"], [tmp_path / "shared"]))
+    yield watched
+    await watched.quota.close()
 
 
 @pytest.mark.parametrize("folder", ["own", "shared"])

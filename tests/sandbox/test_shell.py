@@ -100,7 +100,7 @@ async def test_remember_false_keeps_no_state(task: Task) -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "taken"),
+    ("record", "is_read"),
     [
         (b"/new\0A=1\0\0", True),
         (b"/new\0A=1\0", False),
@@ -109,14 +109,14 @@ async def test_remember_false_keeps_no_state(task: Task) -> None:
         (b"/new\0" + b"A" * SHELL_STATE_BYTES_MAX + b"\0\0", False),
     ],
 )
-def test_only_complete_state_record_is_read(tmp_path: Path, record: bytes, taken: bool) -> None:
+def test_only_complete_state_record_is_read(tmp_path: Path, record: bytes, is_read: bool) -> None:
     shell = Shell(tmp_path, "/old", {})
     shell.argv("true")
     (path,) = tmp_path.glob(".hermes-*")
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(record)
     shell.keep()
-    assert (shell.cwd, shell.env) == (("/new", {"A": "1"}) if taken else ("/old", {}))
+    assert (shell.cwd, shell.env) == (("/new", {"A": "1"}) if is_read else ("/old", {}))
     assert not list(tmp_path.iterdir())
 
 

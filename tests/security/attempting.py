@@ -16,13 +16,13 @@ from typing import Any
 
 from aiohttp import web
 
-from agent.house import Json
+from agent.harness import Json
 from guards.stage import WORLD, Stage, serving
 from hermes.core.threads import Threads
 from hermes.tools import files, patching, searching, vision
 from hermes.tools import web as web_tools
 from support.model_server import Call
-from tools.commanding import Desk
+from tools.commanding import ToolSession
 from tools.turns import unframed
 
 from .canaries import Canaries
@@ -52,7 +52,7 @@ def _attempts() -> Iterator[Attempt]:
         if line and not line.startswith("#"):
             defence, alone, bites, text = line.split(" ", 3)
             steps = [step.replace("⏎", "\n").split(" ", 1) for step in text.split(" → ")]
-            yield Attempt(defence, alone, bites == "+", tuple((tool, given) for tool, given in steps), text)
+            yield Attempt(defence, alone, bites == "+", tuple((tool, arguments) for tool, arguments in steps), text)
 
 
 ATTEMPTS = tuple(_attempts())
@@ -72,9 +72,9 @@ _ARGUMENTS: dict[str, Callable[[str], Json]] = {
 
 def _given(tool: str, text: str) -> Json:
     with contextlib.suppress(ValueError):
-        told = json.loads(text)
-        if isinstance(told, dict):
-            return told
+        payload = json.loads(text)
+        if isinstance(payload, dict):
+            return payload
     return _ARGUMENTS[tool](text)
 
 
@@ -96,19 +96,19 @@ async def _redirecting(request: web.Request) -> web.StreamResponse:
     raise web.HTTPFound(request.query_string) if request.query_string else web.HTTPNotFound
 
 
-async def carried_out(desk: Desk, canaries: Canaries, attempt: Attempt) -> tuple[list[Json], str]:
-    """The answer to each step, and everything that was told of them."""
-    desk.offer(*TOOLS)
-    told: list[Any] = []
+async def carried_out(tool_session: ToolSession, canaries: Canaries, attempt: Attempt) -> tuple[list[Json], str]:
+    """The answer to each step, and all answers as one text."""
+    tool_session.offer(*TOOLS)
+    tool_answers: list[Any] = []
     answers: list[Json] = []
     async with serving(_redirecting) as port:
-        desk.house.app.services.outside.network = RunResources(desk.house.app.services.files, port)
+        tool_session.harness.app.services.outside.network = RunResources(tool_session.harness.app.services.files, port)
         for tool, text in attempt.steps:
-            ran = await desk.ran(Call(tool, _given(tool, canaries.told(text))))
-            contents = [m["content"] for m in ran.result["messages"] if m["role"] == "tool"]
+            run = await tool_session.run(Call(tool, _given(tool, canaries.substitute(text))))
+            contents = [m["content"] for m in run.result["messages"] if m["role"] == "tool"]
             answers.append(json.loads(unframed(contents[-1])))
-            told += [contents, [event for event in ran.events if event["type"] != "tool.started"]]
-    return answers, json.dumps(told, ensure_ascii=False)
+            tool_answers += [contents, [event for event in run.events if event["type"] != "tool.started"]]
+    return answers, json.dumps(tool_answers, ensure_ascii=False)
 
 
 # ---- with nothing in its way
@@ -116,16 +116,16 @@ async def carried_out(desk: Desk, canaries: Canaries, attempt: Attempt) -> tuple
 
 def _plain(argv: list[str], canaries: Canaries, cwd: str = "") -> str:
     with open(os.devnull) as null, contextlib.suppress(subprocess.TimeoutExpired):
-        done = subprocess.run(
+        result = subprocess.run(
             argv, cwd=cwd or canaries.workspace, stdin=null, capture_output=True, timeout=_PLAIN_S, check=False
         )
-        return (done.stdout + done.stderr).decode(errors="replace")
+        return (result.stdout + result.stderr).decode(errors="replace")
     return ""
 
 
 def _run(text: str, canaries: Canaries) -> str:
-    given = _given("terminal", text)
-    return _plain(["bash", "-c", given["command"]], canaries, given.get("workdir", ""))
+    arguments = _given("terminal", text)
+    return _plain(["bash", "-c", arguments["command"]], canaries, arguments.get("workdir", ""))
 
 
 def _opened(text: str, canaries: Canaries) -> str:
@@ -149,8 +149,8 @@ def _fetched(url: str, canaries: Canaries) -> str:
 
 
 def _searched(text: str, canaries: Canaries) -> str:
-    found = _given("search_files", text)
-    return _plain(["grep", "-rs", "--", found["pattern"], found.get("path", ".")], canaries)
+    arguments = _given("search_files", text)
+    return _plain(["grep", "-rs", "--", arguments["pattern"], arguments.get("path", ".")], canaries)
 
 
 _UNGUARDED: dict[str, Callable[[str, Canaries], str]] = {
@@ -168,4 +168,4 @@ def done_plainly(canaries: Canaries, attempt: Attempt) -> str:
     """What comes of an attempt that no guard sees and no sandbox holds."""
     together = itertools.groupby(attempt.steps, key=lambda step: step[0])
     steps = [(tool, "\n".join(text for _, text in same)) for tool, same in together]
-    return "\n".join(_UNGUARDED[tool](canaries.told(text), canaries) for tool, text in steps)
+    return "\n".join(_UNGUARDED[tool](canaries.substitute(text), canaries) for tool, text in steps)

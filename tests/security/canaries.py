@@ -111,16 +111,16 @@ class Listener:
 
 
 def _bound(family: int, address: object, kind: int = socket.SOCK_STREAM) -> socket.socket:
-    made = socket.socket(family, kind)
+    sock = socket.socket(family, kind)
     try:
-        made.bind(address)  # type: ignore[arg-type]
+        sock.bind(address)  # type: ignore[arg-type]
         if kind == socket.SOCK_STREAM:
-            made.listen(64)
-        made.setblocking(False)
+            sock.listen(64)
+        sock.setblocking(False)
     except OSError:
-        made.close()
+        sock.close()
         raise
-    return made
+    return sock
 
 
 class Canaries:
@@ -175,22 +175,22 @@ class Canaries:
             "@REQUEST_KEY@": str(_KEY_CALLS[1]), "@KEYCTL@": str(_KEY_CALLS[2]),
         }  # fmt: skip
 
-    def told(self, text: str) -> str:
+    def substitute(self, text: str) -> str:
         """A text of the table as it is for these canaries."""
         for token, value in self.tokens.items():
             text = text.replace(token, value)
-        return _ENCODED.sub(lambda found: _ENCODINGS[found[1]](found[2]), text)
+        return _ENCODED.sub(lambda match: _ENCODINGS[match[1]](match[2]), text)
 
     def touched(self, text: str) -> set[str]:
         """The canaries that were changed, contacted, ended or left behind, and those whose marks a text holds."""
-        found = {name for name, mark in self.marks.items() if any(form in text for form in _forms(mark))}
+        names = {name for name, mark in self.marks.items() if any(form in text for form in _forms(mark))}
         now = self._files()
-        found |= {path for path in {*now, *self._before} if now.get(path) != self._before.get(path)}
-        found |= {"a connection"} if self.listener.look() else set()
-        found |= {"the process"} if not self._lives() else set()
-        found |= {"the host"} if socket.gethostname() != self._host else set()
-        found |= {"a word"} if f"won{self.nap}" in text else set()
-        return found | ({"left running"} if running(self.nap) else set())
+        names |= {path for path in {*now, *self._before} if now.get(path) != self._before.get(path)}
+        names |= {"a connection"} if self.listener.look() else set()
+        names |= {"the process"} if not self._lives() else set()
+        names |= {"the host"} if socket.gethostname() != self._host else set()
+        names |= {"a word"} if f"won{self.nap}" in text else set()
+        return names | ({"left running"} if running(self.nap) else set())
 
     def _lives(self) -> bool:
         """Whether it is neither dead nor stopped, nor about to be, and as nice as the tests."""
@@ -202,20 +202,20 @@ class Canaries:
 
     def _files(self) -> dict[str, object]:
         """What lies in every watched place, but for what Hermes itself writes."""
-        found: dict[str, object] = {}
+        state: dict[str, object] = {}
         own = re.compile(r"(?:state\.db.*|sandbox/(?:s1|unrecorded-\w+)|cache|logs|gateway.*|workspace)(?:/|\Z)")
         for base in (self.user, self.out, *self._far, self.hermes):
             for path in [base, *sorted(base.rglob("*"))]:
                 if base != self.hermes or not own.match(str(path.relative_to(base))):
-                    found[str(path)] = _about(path)
+                    state[str(path)] = _about(path)
         git = self.workspace / ".git"
         names = [self.hermes / name for name in _OF_HERMES.split()] + [
             self.workspace / ".env",
             self.workspace / "key.txt",
         ]
         for path in [*names, git / "config", *sorted((git / "hooks").glob("*")), git / "commondir"]:
-            found[str(path)] = _about(path)
-        return found
+            state[str(path)] = _about(path)
+        return state
 
     def close(self) -> None:
         self.listener.close()
@@ -238,13 +238,13 @@ def _put(path: Path, text: str) -> None:
 def _about(path: Path) -> object:
     """What there is to be changed of a file: its kind, mode, owner and content."""
     try:
-        found = path.lstat()
+        info = path.lstat()
     except OSError:
         return None
     content = b""
     with contextlib.suppress(OSError):
         content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
-    return found.st_mode, found.st_uid, content
+    return info.st_mode, info.st_uid, content
 
 
 def _forms(mark: str) -> Iterator[str]:
@@ -258,10 +258,10 @@ def _forms(mark: str) -> Iterator[str]:
 @pytest.fixture
 def canaries(tmp_path: Path, home_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Canaries]:
     """Canaries of a test, and an environment that holds some of them."""
-    made = Canaries(tmp_path, home_folder)
-    for name, value in made.env.items():
+    canaries = Canaries(tmp_path, home_folder)
+    for name, value in canaries.env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("HOME", str(made.user))
+    monkeypatch.setenv("HOME", str(canaries.user))
     monkeypatch.setenv("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
-    yield made
-    made.close()
+    yield canaries
+    canaries.close()

@@ -1,4 +1,4 @@
-"""Fixtures of the attempts: those of the agent's tests, and canaries."""
+"""Fixtures of the security tests: those of the agent's tests, and canaries."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.conftest import house, make_house, one_tls_context, quick, server
+from agent.conftest import harness, make_harness, one_tls_context, quick, server
 
 from .canaries import canaries
 
-__all__ = ["canaries", "house", "make_house", "one_tls_context", "quick", "server"]
+__all__ = ["canaries", "harness", "make_harness", "one_tls_context", "quick", "server"]
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path) -> Iterator[None]:
-    """So many tests leave no files behind them."""
+    """Delete the files of each test, since there are many."""
     yield
     shutil.rmtree(tmp_path, ignore_errors=True)

@@ -50,9 +50,9 @@ echo started
 
 
 def lay_out(layout: str, workspace: Path) -> None:
-    def git(*words: str) -> None:
+    def git(*args: str) -> None:
         subprocess.run(
-            ["git", "-c", "protocol.file.allow=always", "-c", "user.name=a", "-c", "user.email=a@b.test", *words],
+            ["git", "-c", "protocol.file.allow=always", "-c", "user.name=a", "-c", "user.email=a@b.test", *args],
             check=True, capture_output=True, cwd=workspace, env={"PATH": os.environ["PATH"], "HOME": str(workspace.parent)},
         )  # fmt: skip
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from agent.conftest import MakeHouse
-from agent.house import Json
+from agent.conftest import MakeHarness
+from agent.harness import Json
 from hermes.cli.runs_command import _line
 from hermes.core.events import Event
 from hermes.core.text import visible
 from hermes.server.render_shared import approval_request
 from support.model_server import Call, ModelServer
-from tools.commanding import SURELY_S, Desk
+from tools.commanding import SURELY_S, ToolSession
 
 PATTERNS = [
     "ghp_" + "Zq8Yw2Xe4Rt6" * 3,
@@ -23,40 +23,40 @@ PATTERNS = [
 ]
 
 
-async def asked_about(desk: Desk, command: str) -> Json:
+async def asked_about(tool_session: ToolSession, command: str) -> Json:
     """The request for approval of a command that is then refused."""
-    under_way = await desk.begin(Call("terminal", {"command": command}), answerable=True)
-    asked = await under_way.seen("approval.requested")
-    await under_way.control("approve", id=asked["approval_id"], choice="deny")
-    await under_way.end(SURELY_S)
-    return asked
+    active_run = await tool_session.begin(Call("terminal", {"command": command}), answerable=True)
+    event = await active_run.wait_for("approval.requested")
+    await active_run.control("approve", id=event["approval_id"], choice="deny")
+    await active_run.end(SURELY_S)
+    return event
 
 
 @pytest.mark.parametrize("text", PATTERNS)
 async def test_approval_shows_text_that_only_looks_secret(
-    make_house: MakeHouse, server: ModelServer, text: str
+    make_harness: MakeHarness, server: ModelServer, text: str
 ) -> None:
     command = f"rm -r build; echo {text}"
-    assert (await asked_about(Desk(make_house, server), command))["subject"] == command
+    assert (await asked_about(ToolSession(make_harness, server), command))["subject"] == command
 
 
-async def test_approval_masks_known_secret(make_house: MakeHouse, server: ModelServer) -> None:
-    desk = Desk(make_house, server)
-    desk.house.home.env_file.write_text("SOME_PHRASE=quartz-violet-heron\n")
-    asked = await asked_about(desk, "rm -r build; echo quartz-violet-heron end")
-    assert asked["subject"] == "rm -r build; echo [redacted] end"
+async def test_approval_masks_known_secret(make_harness: MakeHarness, server: ModelServer) -> None:
+    tool_session = ToolSession(make_harness, server)
+    tool_session.harness.home.env_file.write_text("SOME_PHRASE=quartz-violet-heron\n")
+    request = await asked_about(tool_session, "rm -r build; echo quartz-violet-heron end")
+    assert request["subject"] == "rm -r build; echo [redacted] end"
 
 
-async def test_approval_shows_long_command_whole(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_approval_shows_long_command_whole(make_harness: MakeHarness, server: ModelServer) -> None:
     command = f"rm -r build; echo {'x' * 20_000} middle {'y' * 20_000}\necho second"
-    asked = await asked_about(Desk(make_house, server), command)
-    assert asked["subject"] == command
-    shown = approval_request(Event("run_1", "approval.requested", 0, asked))
-    assert shown["command"] == command
+    event_data = await asked_about(ToolSession(make_harness, server), command)
+    assert event_data["subject"] == command
+    request = approval_request(Event("run_1", "approval.requested", 0, event_data))
+    assert request["command"] == command
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("plain 'text' ü 漢字", "plain 'text' ü 漢字"),
         ("two\n\tlines", "two\n\tlines"),
@@ -69,13 +69,13 @@ async def test_approval_shows_long_command_whole(make_house: MakeHouse, server: 
         ("a\u2028b", "a\\u2028b"),
     ],
 )
-def test_invisible_characters_are_escaped(text: str, shown: str) -> None:
-    assert visible(text) == shown
+def test_invisible_characters_are_escaped(text: str, expected: str) -> None:
+    assert visible(text) == expected
 
 
-async def test_approval_request_escapes_invisible_characters(make_house: MakeHouse, server: ModelServer) -> None:
-    asked = await asked_about(Desk(make_house, server), "rm -r build; echo \u202etxt.exe\u202c \x1b[1A")
-    assert asked["subject"] == "rm -r build; echo \\u202etxt.exe\\u202c \\u001b[1A"
+async def test_approval_request_escapes_invisible_characters(make_harness: MakeHarness, server: ModelServer) -> None:
+    request = await asked_about(ToolSession(make_harness, server), "rm -r build; echo \u202etxt.exe\u202c \x1b[1A")
+    assert request["subject"] == "rm -r build; echo \\u202etxt.exe\\u202c \\u001b[1A"
 
 
 def test_followed_log_shows_command_newlines() -> None:

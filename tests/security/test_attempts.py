@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.conftest import MakeHouse
-from agent.house import Json
+from agent.conftest import MakeHarness
+from agent.harness import Json
 from hermes.guards.secrets import MARK
 from hermes.sandbox import bubblewrap
 from support.model_server import ModelServer
-from tools.commanding import SURELY_S, Desk
+from tools.commanding import SURELY_S, ToolSession
 
 from .attempting import ATTEMPTS, Attempt, carried_out, done_plainly
 from .canaries import Canaries
@@ -58,8 +58,8 @@ EVERYWHERE = "=" if bubblewrap.probe() else ""
 CLOSED = [attempt for attempt in ATTEMPTS if attempt.defence != "open"]
 
 
-def held(defence: str, answer: Json) -> bool:
-    """Whether it was this line of defence, or a rule of this name that somebody is asked about."""
+def blocked_by(defence: str, answer: Json) -> bool:
+    """Whether this line of defence blocked it, or a rule of this name asked for approval."""
     if defence in HELD:
         return HELD[defence](answer)
     return _blocked(answer) and defence in answer["rules"]
@@ -67,11 +67,11 @@ def held(defence: str, answer: Json) -> bool:
 
 def each(attempts: list[Attempt], quickly: int = 1) -> pytest.MarkDecorator:
     """Every attempt; one of so many in the quick suite."""
-    found = [
+    params = [
         pytest.param(attempt, id=attempt.text[:70], marks=[pytest.mark.long] if at % quickly else [])
         for at, attempt in enumerate(attempts)
     ]
-    return pytest.mark.parametrize("attempt", found)
+    return pytest.mark.parametrize("attempt", params)
 
 
 def test_attempts_table_is_large_enough() -> None:
@@ -88,30 +88,30 @@ def test_attempts_table_is_large_enough() -> None:
 
 @each(CLOSED, 3)
 async def test_sandbox_escape_attempts_fail(
-    make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt
+    make_harness: MakeHarness, server: ModelServer, canaries: Canaries, attempt: Attempt
 ) -> None:
     # Leave is given for nothing, or for everything where something else must hold.
     mode = "manual" if attempt.defence in ("approval", "network", "nested") else "off"
-    desk = Desk(make_house, server, "bubblewrap", approvals={"mode": mode}, web={"ask_hosts": False})
+    tool_session = ToolSession(make_harness, server, "bubblewrap", approvals={"mode": mode}, web={"ask_hosts": False})
     canaries.plant()
-    answers, text = await carried_out(desk, canaries, attempt)
+    answers, text = await carried_out(tool_session, canaries, attempt)
     assert canaries.touched(text) == set(), answers
-    assert held(attempt.defence, answers[-1]), answers
+    assert blocked_by(attempt.defence, answers[-1]), answers
 
 
 @each([a for a in ATTEMPTS if a.has_target and (a.alone not in "-=" or a.alone == EVERYWHERE)], 5)
 async def test_escape_attempts_without_sandbox_need_approval(
-    make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt
+    make_harness: MakeHarness, server: ModelServer, canaries: Canaries, attempt: Attempt
 ) -> None:
     mode = "off" if attempt.alone == "reaper" else "manual"  # what it leaves behind is seen only when it has run
-    desk = Desk(make_house, server, "local", approvals={"mode": mode}, web={"ask_hosts": False})
+    tool_session = ToolSession(make_harness, server, "local", approvals={"mode": mode}, web={"ask_hosts": False})
     canaries.plant()
-    answers, text = await carried_out(desk, canaries, attempt)
+    answers, text = await carried_out(tool_session, canaries, attempt)
     assert canaries.touched(text) == set(), answers
     line = attempt.defence if attempt.alone == "=" else attempt.alone
     # Where a command prepares the attempt, leave for that is asked for first.
-    prepared = len(answers) > 1 and held("approval", answers[0])
-    assert prepared or any(held(line, answer) for answer in answers), answers
+    prepared = len(answers) > 1 and blocked_by("approval", answers[0])
+    assert prepared or any(blocked_by(line, answer) for answer in answers), answers
 
 
 @each([attempt for attempt in ATTEMPTS if attempt.bites], 5)
@@ -131,10 +131,10 @@ def test_escape_attempts_work_without_any_defence(canaries: Canaries, attempt: A
 
 @each([attempt for attempt in ATTEMPTS if attempt.defence == "open"])
 async def test_known_sandbox_escapes(
-    make_house: MakeHouse, server: ModelServer, canaries: Canaries, attempt: Attempt
+    make_harness: MakeHarness, server: ModelServer, canaries: Canaries, attempt: Attempt
 ) -> None:
     """If this fails, the sandbox has improved: update the table."""
-    desk = Desk(make_house, server, "bubblewrap")
+    tool_session = ToolSession(make_harness, server, "bubblewrap")
     canaries.plant()
-    _, text = await carried_out(desk, canaries, attempt)
+    _, text = await carried_out(tool_session, canaries, attempt)
     assert canaries.touched(text)

@@ -42,14 +42,14 @@ class Rig:
     stage: Stage
     guard: UrlGuard
     granted: set[str] = field(default_factory=lambda: {"page.test"})
-    asked: list[tuple[str, int]] = field(default_factory=list)
+    connections: list[tuple[str, int]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     port: int = 0
     wait: Callable[[], Awaitable[object]] | None = None
     proxy: EgressProxy = None  # type: ignore[assignment]
 
     async def authorize(self, host: str, port: int) -> bool:
-        self.asked.append((host, port))
+        self.connections.append((host, port))
         if self.wait is not None:
             await self.wait()
         return host in self.granted
@@ -66,12 +66,12 @@ class Rig:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with rigged(tmp_path) as made:
-        yield made
+    async with started_rig(tmp_path) as rig:
+        yield rig
 
 
 @asynccontextmanager
-async def rigged(
+async def started_rig(
     tmp_path: Path, *, own: tuple[int, ...] = (), upstream_proxy: str | None = None, **settings: Any
 ) -> AsyncIterator[Rig]:
     threads = Threads(4)
@@ -79,15 +79,15 @@ async def rigged(
     stage.answers |= {"page.test": [[WORLD]], "other.test": [[ELSEWHERE]]}
     flags = {name.replace("__", "."): value for name, value in settings.items()}
     guard = UrlGuard(stage, config.load(Home(tmp_path / "none"), flags, {}), Secrets([SECRET]), lambda: own)
-    made = Rig(stage, guard)
-    made.proxy = EgressProxy(lambda: guard, made.authorize, made.refused.append)
+    rig = Rig(stage, guard)
+    rig.proxy = EgressProxy(lambda: guard, rig.authorize, rig.refused.append)
     listener = listening()
-    made.port = listener.getsockname()[1]
-    serving_task = asyncio.create_task(made.proxy.serve(listener))
+    rig.port = listener.getsockname()[1]
+    serving_task = asyncio.create_task(rig.proxy.serve(listener))
     try:
-        yield made
+        yield rig
     finally:
-        made.proxy.close()
+        rig.proxy.close()
         with suppress(asyncio.CancelledError):
             await serving_task
         threads.close()
@@ -131,10 +131,10 @@ def body_of(answer: bytes) -> str:
 
 
 async def test_request_is_forwarded_without_hop_by_hop_headers(rig: Rig) -> None:
-    seen: list[web.Request] = []
+    requests: list[web.Request] = []
 
     async def page(request: web.Request) -> web.StreamResponse:
-        seen.append(request)
+        requests.append(request)
         return web.Response(text=f"{request.method} {request.path_qs} {(await request.read()).decode()}")
 
     async with serving(page) as port:
@@ -146,13 +146,13 @@ async def test_request_is_forwarded_without_hop_by_hop_headers(rig: Rig) -> None
         )
     assert status_of(answer) == 200 and body_of(answer) == "POST /a?b=c hello"
     assert b"\r\nConnection: close\r\n" in answer
-    [request] = seen
+    [request] = requests
     assert request.headers["Host"] == "page.test:8080" and request.headers["X-Kept"] == "1"
-    left = {"x-named", "proxy-authorization", "proxy-connection", "te", "upgrade"} & {
+    remaining = {"x-named", "proxy-authorization", "proxy-connection", "te", "upgrade"} & {
         n.lower() for n in request.headers
     }
-    assert left == set()
-    assert rig.asked == [("page.test", 8080)]
+    assert remaining == set()
+    assert rig.connections == [("page.test", 8080)]
     assert rig.proxy.sent_bytes == 5
 
 
@@ -185,17 +185,17 @@ async def test_interim_response_is_passed_on(rig: Rig) -> None:
 
 
 async def test_second_request_on_a_connection_is_not_forwarded(rig: Rig) -> None:
-    seen: list[str] = []
+    paths: list[str] = []
 
     async def page(request: web.Request) -> web.StreamResponse:
-        seen.append(request.path)
+        paths.append(request.path)
         return web.Response(text="page")
 
     async with serving(page) as port:
         rig.stage.servers[WORLD] = port
         first = b"GET http://page.test/first HTTP/1.1\r\nConnection: keep-alive\r\n\r\n"
         await rig.send(first + b"GET /second HTTP/1.1\r\nHost: page.test\r\n\r\n")
-    assert seen == ["/first"]
+    assert paths == ["/first"]
 
 
 async def test_connect_tunnels_both_ways_and_half_closes(rig: Rig) -> None:
@@ -217,7 +217,7 @@ async def test_connect_tunnels_both_ways_and_half_closes(rig: Rig) -> None:
             assert await reader.read() == b"x" * 300_000
             assert await received == b"early and late"
         writer.close()
-    assert rig.asked == [("page.test", 443)]
+    assert rig.connections == [("page.test", 443)]
     assert (rig.proxy.sent_bytes, rig.proxy.received_bytes) == (14, 300_000)
 
 
@@ -247,14 +247,14 @@ async def test_proxy_backpressure_for_slow_reader(rig: Rig) -> None:
 
 
 async def test_operator_upstream_proxy_is_used(tmp_path: Path) -> None:
-    asked: list[bytes] = []
+    parts: list[bytes] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        parts.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         writer.write(await reader.readexactly(4))
 
-    async with raw_server(handle) as port, rigged(tmp_path, upstream_proxy=f"http://127.0.0.1:{port}") as rig:
+    async with raw_server(handle) as port, started_rig(tmp_path, upstream_proxy=f"http://127.0.0.1:{port}") as rig:
         rig.stage.answers["127.0.0.1"] = [["127.0.0.1"]]
         reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
         writer.write(b"CONNECT page.test:443 HTTP/1.1\r\n\r\n")
@@ -262,7 +262,7 @@ async def test_operator_upstream_proxy_is_used(tmp_path: Path) -> None:
         writer.write(b"ping")
         assert await reader.readexactly(4) == b"ping"
         writer.close()
-    assert asked == [b"CONNECT page.test:443 HTTP/1.1"]
+    assert parts == [b"CONNECT page.test:443 HTTP/1.1"]
 
 
 # ---- what it refuses
@@ -271,7 +271,7 @@ ABSOLUTE = b"GET http://page.test/ HTTP/1.1\r\n"
 
 
 @pytest.mark.parametrize(
-    ("request_bytes", "status", "words"),
+    ("request_bytes", "status", "message"),
     [
         (b"GET / HTTP/1.1\r\nHost: page.test\r\n\r\n", 400, "absolute http:// URLs"),
         (b"OPTIONS * HTTP/1.1\r\n\r\n", 400, "absolute"),
@@ -324,13 +324,13 @@ ABSOLUTE = b"GET http://page.test/ HTTP/1.1\r\n"
     ],
 )
 async def test_malformed_or_rejected_request_connects_nowhere(
-    rig: Rig, request_bytes: bytes, status: int, words: str
+    rig: Rig, request_bytes: bytes, status: int, message: str
 ) -> None:
     answer = await rig.send(request_bytes)
-    assert status_of(answer) == status and words in body_of(answer)
+    assert status_of(answer) == status and message in body_of(answer)
     assert body_of(answer).startswith("Hermes: ") and body_of(answer).count("\n") == 1
     assert SECRET.encode() not in answer
-    assert (rig.asked, rig.stage.asked, rig.stage.dialled) == ([], [], [])
+    assert (rig.connections, rig.stage.requests, rig.stage.dialled) == ([], [], [])
     assert rig.refused == [body_of(answer).strip()]
 
 
@@ -353,7 +353,7 @@ async def test_host_without_grant_is_rejected_before_dns_lookup(rig: Rig, reques
     reason = "Hermes: host other.test is not granted. Tell the user."
     assert answer.startswith(f"HTTP/1.1 403 {reason}\r\n".encode()), "clients show the status line of a failed CONNECT"
     assert body_of(answer) == f"{reason}\n"
-    assert (rig.stage.asked, rig.stage.dialled) == ([], [])
+    assert (rig.stage.requests, rig.stage.dialled) == ([], [])
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1"])
@@ -388,16 +388,16 @@ async def test_private_addresses_when_allowed_never_include_metadata_or_our_own_
 
     async with serving(page) as port:
         own = (port,) if is_own else ()
-        async with rigged(tmp_path, own=own, security__allow_private_urls=True) as rig:
+        async with started_rig(tmp_path, own=own, security__allow_private_urls=True) as rig:
             rig.stage.answers["page.test"] = [[address]]
             answer = await rig.send(f"GET http://page.test:{port}/ HTTP/1.1\r\n\r\n".encode())
     assert status_of(answer) == status
 
 
 async def test_website_blocklist_is_enforced(tmp_path: Path) -> None:
-    async with rigged(tmp_path, security__website_blocklist=["page.test"]) as rig:
+    async with started_rig(tmp_path, security__website_blocklist=["page.test"]) as rig:
         answer = await rig.send(b"CONNECT a.page.test:443 HTTP/1.1\r\n\r\n")
-        assert status_of(answer) == 403 and "website_blocklist" in body_of(answer) and rig.asked == []
+        assert status_of(answer) == 403 and "website_blocklist" in body_of(answer) and rig.connections == []
 
 
 async def test_unresolvable_host_and_closed_port_are_502(rig: Rig) -> None:
@@ -482,15 +482,15 @@ async def test_client_disconnect_cancels_host_approval(rig: Rig) -> None:
 async def test_connections_over_limit_wait_for_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy_module.limits, "EGRESS_CONNECTIONS_MAX", 2)
     go = asyncio.Event()
-    async with rigged(tmp_path) as rig:
+    async with started_rig(tmp_path) as rig:
         rig.granted.clear()
         rig.wait = go.wait
         sends = [asyncio.create_task(rig.send(b"CONNECT page.test:443 HTTP/1.1\r\n\r\n")) for _ in range(5)]
         async with asyncio.timeout(SURELY_S):
-            while len(rig.asked) < 2:
+            while len(rig.connections) < 2:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert len(rig.asked) == 2
+        assert len(rig.connections) == 2
         go.set()
         assert [status_of(answer) for answer in await asyncio.gather(*sends)] == [403] * 5
 
@@ -552,7 +552,7 @@ async def test_proxy_is_the_only_way_out_of_a_network_namespace(tmp_path: Path) 
     async def page(request: web.Request) -> web.StreamResponse:
         return web.Response(text=f"{request.scheme} page")
 
-    async with serving(page) as plain, serving(page, tls=tls) as secure, rigged(tmp_path) as rig:
+    async with serving(page) as plain, serving(page, tls=tls) as secure, started_rig(tmp_path) as rig:
         rig.stage.servers[WORLD] = plain
         assert await in_namespace(rig.proxy, "curl", "-sS", "http://page.test/") == (0, "http page")
         rig.stage.servers[WORLD] = secure
@@ -560,13 +560,13 @@ async def test_proxy_is_the_only_way_out_of_a_network_namespace(tmp_path: Path) 
             0,
             "https page",
         )
-        code, said = await in_namespace(rig.proxy, "curl", "-sS", "http://other.test/")
-        assert (code, said) == (0, "Hermes: host other.test is not granted. Tell the user.\n")
-        code, said = await in_namespace(rig.proxy, "curl", "-sS", "https://other.test/")
-        assert code == 56 and "403" in said
+        code, output = await in_namespace(rig.proxy, "curl", "-sS", "http://other.test/")
+        assert (code, output) == (0, "Hermes: host other.test is not granted. Tell the user.\n")
+        code, output = await in_namespace(rig.proxy, "curl", "-sS", "https://other.test/")
+        assert code == 56 and "403" in output
         script = "import urllib.request as u; u.urlopen('https://other.test/')"
-        code, said = await in_namespace(rig.proxy, sys.executable, "-c", script)
-        assert code == 1 and "host other.test is not granted" in said
+        code, output = await in_namespace(rig.proxy, sys.executable, "-c", script)
+        assert code == 1 and "host other.test is not granted" in output
         # Past the proxy there is nothing: the servers listen on the host's loopback.
         for port in (plain, secure):
             code, _ = await in_namespace(rig.proxy, "curl", "-sS", "--noproxy", "*", f"http://127.0.0.1:{port}/")

@@ -94,8 +94,8 @@ PATTERNS = {
 @pytest.mark.parametrize(
     "pattern",
     [
-        pytest.param(one, id=name, marks=[pytest.mark.long] * (at % 2))
-        for at, (name, one) in enumerate(PATTERNS.items())
+        pytest.param(pattern, id=name, marks=[pytest.mark.long] * (at % 2))
+        for at, (name, pattern) in enumerate(PATTERNS.items())
     ],
 )
 def test_every_redaction_pattern_is_linear(pattern: re.Pattern[str]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent.conftest import MakeHouse
-from agent.house import House, Json
+from agent.conftest import MakeHarness
+from agent.harness import Harness, Json
 from hermes.cli.tools_command import _list, verdict
 from hermes.guards.commands import Facts, check, simple_forms
 from hermes.guards.read_only import is_read_only
@@ -21,7 +21,7 @@ from hermes.settings import config
 from hermes.tools import files, searching
 from hermes.tools.framework.approvals import rules_to_approve
 from support.model_server import Call, ModelServer
-from tools.commanding import SURELY_S, Desk
+from tools.commanding import SURELY_S, ToolSession
 
 READ_ONLY = [
     "ls", "ls -la src", "ls *.py", "pwd", "cat a b", "cat a | head -3", "cd src && ls; pwd", "git status", "git status -s",
@@ -52,50 +52,50 @@ def test_command_that_may_change_something(command: str) -> None:
     assert rules_to_approve(command, hits, simple_forms(command, "/w", facts), isolated=False, network=True)
 
 
-async def under_way_answered(desk: Desk, command: str, choice: str) -> Json:
-    under_way = await desk.begin(Call("terminal", {"command": command}), answerable=True)
-    request = await under_way.seen("approval.requested")
-    await under_way.control("approve", id=request["approval_id"], choice=choice)
-    await under_way.end(SURELY_S)
+async def under_way_answered(tool_session: ToolSession, command: str, choice: str) -> Json:
+    active_run = await tool_session.begin(Call("terminal", {"command": command}), answerable=True)
+    request = await active_run.wait_for("approval.requested")
+    await active_run.control("approve", id=request["approval_id"], choice=choice)
+    await active_run.end(SURELY_S)
     return request
 
 
-async def test_local_command_asks_unless_read_only(make_house: MakeHouse, server: ModelServer) -> None:
-    desk = Desk(make_house, server)
-    ran = await desk.ran(Call("terminal", {"command": "pwd"}))
-    assert ran.tool_results()[0]["status"] == "ok" and not ran.of("approval.requested", "approval.resolved")
-    blocked = await desk.sh("touch made")
+async def test_local_command_asks_unless_read_only(make_harness: MakeHarness, server: ModelServer) -> None:
+    tool_session = ToolSession(make_harness, server)
+    run = await tool_session.run(Call("terminal", {"command": "pwd"}))
+    assert run.tool_results()[0]["status"] == "ok" and not run.events_of("approval.requested", "approval.resolved")
+    blocked = await tool_session.sh("touch made")
     assert (blocked["status"], blocked["rules"]) == ("blocked", ["local"])
     assert "without a sandbox" in blocked["reason"]
-    request = await under_way_answered(desk, "touch made", "once")
+    request = await under_way_answered(tool_session, "touch made", "once")
     assert request["choices"] == ["once", "session", "always", "deny"]
-    assert (desk.workspace / "made").exists()
+    assert (tool_session.workspace / "made").exists()
 
 
-async def test_session_grant_covers_same_command_only(make_house: MakeHouse, server: ModelServer) -> None:
-    desk = Desk(make_house, server)
-    await under_way_answered(desk, "touch made", "session")
-    assert (await desk.sh("touch made"))["status"] == "ok"
-    assert (await desk.sh("touch made; touch other"))["status"] == "blocked"
-    assert (await desk.sh("touch other"))["status"] == "blocked"
-    assert not (desk.workspace / "other").exists()
+async def test_session_grant_covers_same_command_only(make_harness: MakeHarness, server: ModelServer) -> None:
+    tool_session = ToolSession(make_harness, server)
+    await under_way_answered(tool_session, "touch made", "session")
+    assert (await tool_session.sh("touch made"))["status"] == "ok"
+    assert (await tool_session.sh("touch made; touch other"))["status"] == "blocked"
+    assert (await tool_session.sh("touch other"))["status"] == "blocked"
+    assert not (tool_session.workspace / "other").exists()
 
 
-async def test_grant_for_flagged_part_does_not_cover_rest(make_house: MakeHouse, server: ModelServer) -> None:
-    desk = Desk(make_house, server)
-    await under_way_answered(desk, "rm -r build", "session")
-    assert (await desk.sh("rm -r build; touch other"))["status"] == "blocked"
+async def test_grant_for_flagged_part_does_not_cover_rest(make_harness: MakeHarness, server: ModelServer) -> None:
+    tool_session = ToolSession(make_harness, server)
+    await under_way_answered(tool_session, "rm -r build", "session")
+    assert (await tool_session.sh("rm -r build; touch other"))["status"] == "blocked"
 
 
-async def test_changed_path_variable_disables_read_only_table(make_house: MakeHouse, server: ModelServer) -> None:
-    desk = Desk(make_house, server)
-    await under_way_answered(desk, "export PATH=$PWD:$PATH", "once")
-    assert (await desk.sh("ls"))["status"] == "blocked"
+async def test_changed_path_variable_disables_read_only_table(make_harness: MakeHarness, server: ModelServer) -> None:
+    tool_session = ToolSession(make_harness, server)
+    await under_way_answered(tool_session, "export PATH=$PWD:$PATH", "once")
+    assert (await tool_session.sh("ls"))["status"] == "blocked"
 
 
-async def test_isolated_backend_does_not_ask_for_plain_commands(make_house: MakeHouse, server: ModelServer) -> None:
-    desk = Desk(make_house, server, "bubblewrap")
-    assert (await desk.sh("touch made"))["status"] == "ok"
+async def test_isolated_backend_does_not_ask_for_plain_commands(make_harness: MakeHarness, server: ModelServer) -> None:
+    tool_session = ToolSession(make_harness, server, "bubblewrap")
+    assert (await tool_session.sh("touch made"))["status"] == "ok"
 
 
 # ---- no sandbox at all
@@ -107,9 +107,9 @@ def no_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker, "probe", lambda image: "no daemon" if image != "works" else "")
 
 
-def settings_of(house: House, **terminal: Any) -> config.Settings:
-    house.configure({"terminal": terminal})
-    return config.load(house.home)
+def settings_of(harness: Harness, **terminal: Any) -> config.Settings:
+    harness.configure({"terminal": terminal})
+    return config.load(harness.home)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def settings_of(house: House, **terminal: Any) -> config.Settings:
     ],
 )
 def test_auto_never_falls_back_to_local_silently(
-    house: House, no_bubblewrap: None, terminal: Json, name: str, isolated: bool
+    harness: Harness, no_bubblewrap: None, terminal: Json, name: str, isolated: bool
 ) -> None:
-    chosen = choose_backend(settings_of(house, **terminal))
+    chosen = choose_backend(settings_of(harness, **terminal))
     assert (chosen.name, chosen.isolated, chosen.reason is not None) == (name, isolated, name == "none")
     if chosen.reason is not None:
         assert "no namespaces" in chosen.reason
@@ -134,12 +134,12 @@ def test_auto_never_falls_back_to_local_silently(
 
 
 async def test_command_tools_are_not_offered_without_sandbox(
-    make_house: MakeHouse, server: ModelServer, no_bubblewrap: None
+    make_harness: MakeHarness, server: ModelServer, no_bubblewrap: None
 ) -> None:
-    desk = Desk(make_house, server, "auto")
-    desk.offer(files.READ, files.WRITE, searching.TOOL)
-    desk.workspace.mkdir(parents=True, exist_ok=True)
-    [answer] = await asked_all(desk, Call("write_file", {"path": "a.txt", "content": "word"}))
+    tool_session = ToolSession(make_harness, server, "auto")
+    tool_session.offer(files.READ, files.WRITE, searching.TOOL)
+    tool_session.workspace.mkdir(parents=True, exist_ok=True)
+    [answer] = await asked_all(tool_session, Call("write_file", {"path": "a.txt", "content": "word"}))
     assert answer["created"]
     offered = [tool["function"]["name"] for tool in server.requests[-1].body["tools"]]
     assert offered == ["read_file", "search_files", "write_file"]
@@ -149,45 +149,45 @@ async def test_command_tools_are_not_offered_without_sandbox(
         (Call("read_file", {"path": "a.txt"}), "content"),
         (Call("search_files", {"pattern": "word"}), "matches"),
     ]:
-        [answer] = await asked_all(desk, call)
+        [answer] = await asked_all(tool_session, call)
         assert "word" in str(answer[key])
 
 
-async def asked_all(desk: Desk, *calls: Call) -> list[Json]:
-    return (await desk.ran(*calls)).tool_results()
+async def asked_all(tool_session: ToolSession, *calls: Call) -> list[Json]:
+    return (await tool_session.run(*calls)).tool_results()
 
 
 @pytest.mark.parametrize("tool", ["write_file", "read_file"])
 async def test_file_tools_stay_in_workspace_without_sandbox(
-    make_house: MakeHouse, server: ModelServer, no_bubblewrap: None, tmp_path: Path, tool: str
+    make_harness: MakeHarness, server: ModelServer, no_bubblewrap: None, tmp_path: Path, tool: str
 ) -> None:
-    desk = Desk(make_house, server, "auto")
-    desk.offer(files.READ, files.WRITE)
+    tool_session = ToolSession(make_harness, server, "auto")
+    tool_session.offer(files.READ, files.WRITE)
     (tmp_path / "outside.txt").write_text("mark")
     more = {"content": "x", "overwrite": True} if tool == "write_file" else {}
-    [answer] = await asked_all(desk, Call(tool, {"path": str(tmp_path / "outside.txt"), **more}))
+    [answer] = await asked_all(tool_session, Call(tool, {"path": str(tmp_path / "outside.txt"), **more}))
     assert (answer["code"], answer["rule"]) == ("path_refused", "outside_sandbox")
     assert (tmp_path / "outside.txt").read_text() == "mark"
 
 
 async def test_call_of_unoffered_tool_runs_nothing(
-    make_house: MakeHouse, server: ModelServer, no_bubblewrap: None
+    make_harness: MakeHarness, server: ModelServer, no_bubblewrap: None
 ) -> None:
-    desk = Desk(make_house, server, "auto")
-    desk.offer(files.READ, files.WRITE)
-    for name, given in (("terminal", {"command": "touch made"}), ("execute_code", {"code": "open('made', 'w')"})):
-        [answer] = await asked_all(desk, Call(name, given))
+    tool_session = ToolSession(make_harness, server, "auto")
+    tool_session.offer(files.READ, files.WRITE)
+    for name, arguments in (("terminal", {"command": "touch made"}), ("execute_code", {"code": "open('made', 'w')"})):
+        [answer] = await asked_all(tool_session, Call(name, arguments))
         assert answer["code"] == "unknown_tool"
-    assert not (desk.workspace / "made").exists()
+    assert not (tool_session.workspace / "made").exists()
 
 
 def test_missing_sandbox_reason_is_reported_everywhere(
-    house: House, no_bubblewrap: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    harness: Harness, no_bubblewrap: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    settings = settings_of(house)
+    settings = settings_of(harness)
     assert "apt install bubblewrap" in capabilities_sandbox(settings)["reason"]
-    assert "apt install bubblewrap" in health.CHECKS["sandbox"].look(health.Subject(house.home, settings)).remedy
-    _list(Namespace(platform="cli", json=False, model=None, provider=None, sandbox=None), house.home)
+    assert "apt install bubblewrap" in health.CHECKS["sandbox"].look(health.Subject(harness.home, settings)).remedy
+    _list(Namespace(platform="cli", json=False, model=None, provider=None, sandbox=None), harness.home)
     lines = [line for line in capsys.readouterr().out.splitlines() if "bubblewrap" in line]
     assert [line.split()[:2] for line in lines] == [["terminal", "unavailable"], ["code_execution", "unavailable"]]
     assert verdict(settings, "ls", tmp_path)["verdict"] == "blocked"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.conftest import MakeHouse
+from agent.conftest import MakeHarness
 from hermes.core.text import text_of
 from hermes.sandbox import bubblewrap
 from support.model_server import Call, ModelServer, Reply
@@ -51,7 +51,7 @@ server.run("stdio")
     ],
 )
 async def test_mcp_server_is_confined_to_its_sandbox(
-    make_house: MakeHouse,
+    make_harness: MakeHarness,
     server: ModelServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -68,15 +68,15 @@ async def test_mcp_server_is_confined_to_its_sandbox(
     program.write_text(SERVER)
     outside.write_text("outside")
     wanted: dict[str, Any] = {"command": sys.executable, "args": [str(program)], "approval": "never"}
-    house = make_house({"mcp_discovery_timeout": 30, "mcp_servers": {"probe": {**wanted, "sandbox": sandbox}}})
-    house.offer()
-    house.toolsets = frozenset({"mcp:probe"})
+    harness = make_harness({"mcp_discovery_timeout": 30, "mcp_servers": {"probe": {**wanted, "sandbox": sandbox}}})
+    harness.offer()
+    harness.toolsets = frozenset({"mcp:probe"})
     with socket.create_server(("127.0.0.1", 0)) as listener:
         arguments = {"path": str(outside), "port": listener.getsockname()[1]}
         server.script = [Reply(tool_calls=[Call("mcp_probe_look", arguments)]), Reply(text="Done.")]
-        ran = await house.run(server)
-    [answer] = [text_of(message["content"]) for message in ran.result["messages"] if message["role"] == "tool"]
+        run = await harness.run(server)
+    [answer] = [text_of(message["content"]) for message in run.result["messages"] if message["role"] == "tool"]
     assert "; ".join(expected) in answer
     assert outside.read_text() == ("outside" if sandbox else "changed")
-    kept = "mcp-probe/home/kept" if sandbox else "user/kept"
-    assert [path for path in tmp_path.rglob("kept") if str(path).endswith(kept)]
+    kept_path = "mcp-probe/home/kept" if sandbox else "user/kept"
+    assert [path for path in tmp_path.rglob("kept") if str(path).endswith(kept_path)]

@@ -48,9 +48,9 @@ def race(user: str, layout: str, seconds: float, folder: Path) -> None:
         pytest.skip("the suite does not run as root")
     env = {"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"], "HOME": str(folder)}
     argv = [*python_of(user), "-B", "-c", RACE.read_text(), layout, str(seconds), str(folder)]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, cwd="/", check=False)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(argv, env=env, capture_output=True, text=True, cwd="/", check=False)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout.splitlines()[-1])
     assert (result["leaked"], result["changed"]) == ("", False), result
     assert result["started"] >= 3, result
 

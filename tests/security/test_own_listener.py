@@ -24,15 +24,15 @@ pytestmark = pytest.mark.usefixtures("home_folder")
 
 def own_addresses() -> list[str]:
     """Addresses of this machine besides those of loopback."""
-    found = []
+    addresses = []
     for family, outside in ((socket.AF_INET, "192.0.2.9"), (socket.AF_INET6, "2001:db8::9")):
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect((outside, 9))
             except OSError:
                 continue
-            found.append(str(probe.getsockname()[0]))
-    return [f"[{address}]" if ":" in address else address for address in found]
+            addresses.append(str(probe.getsockname()[0]))
+    return [f"[{address}]" if ":" in address else address for address in addresses]
 
 
 SPELLINGS = ["127.0.0.1", "localhost", "LOCALHOST.", "127.1.2.3", "0.0.0.0", "[::1]", "[::]"]

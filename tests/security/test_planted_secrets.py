@@ -91,8 +91,8 @@ def _forms(value: str) -> Iterator[bytes]:
 
 def leaks(data: bytes, also: Iterable[str] = SHAPED.values()) -> set[str]:
     """The secrets that some bytes hold."""
-    found = {name for name, value in KNOWN.items() if any(form in data for form in _forms(value))}
-    return found | {value for value in also if value.encode() in data}
+    names = {name for name, value in KNOWN.items() if any(form in data for form in _forms(value))}
+    return names | {value for value in also if value.encode() in data}
 
 
 def test_leak_detector_finds_every_encoding() -> None:
@@ -170,7 +170,7 @@ class Client:
     """All that a client of the server ever got."""
 
     def __init__(self, api: Api) -> None:
-        self.api, self.got = api, list[bytes]()
+        self.api, self.bodies = api, list[bytes]()
 
     async def post(self, path: str, body: Any) -> bytes:
         async with self.api.post(path, body) as response:
@@ -182,7 +182,7 @@ class Client:
 
     async def _kept(self, path: str, response: Any) -> bytes:
         body: bytes = await response.read()
-        self.got.append(f"{response.status} {response.headers}\n".encode() + body)
+        self.bodies.append(f"{response.status} {response.headers}\n".encode() + body)
         return body
 
 
@@ -257,13 +257,13 @@ async def test_no_planted_secret_leaks(
         api.app.services.outside.network = stage
         with logging_to(Home(home_folder), api.app.settings, verbose=True):
             await _every_way(client, planted)
-    said = "".join(capfd.readouterr()).encode()
-    places = [(f"answer {number}", data) for number, data in enumerate(client.got)]
-    places += [*_received(api.model.requests), *_kept(home_folder), ("standard output and error", said)]
-    assert {where: found for where, data in places if (found := leaks(data))} == {}
+    data = "".join(capfd.readouterr()).encode()
+    places = [(f"answer {number}", data) for number, data in enumerate(client.bodies)]
+    places += [*_received(api.model.requests), *_kept(home_folder), ("standard output and error", data)]
+    assert {where: leaked for where, data in places if (leaked := leaks(data))} == {}
     # All of it was there to be seen: what is told of the files without their secrets, in every kind of place.
-    seen = b"".join(data for _, data in places)
-    assert seen.count("«redacted:known»".encode()) > 100 and seen.count(b"[redacted]") > 1000
+    everything = b"".join(data for _, data in places)
+    assert everything.count("«redacted:known»".encode()) > 100 and everything.count(b"[redacted]") > 1000
     assert {"state.db", "logs/agent.log"} <= {where for where, _ in places}
     assert any(where.startswith("cache/tool_results/") for where, _ in places)
 
@@ -276,12 +276,12 @@ async def test_client_tool_arguments_contain_no_server_key(start: Start, home_fo
     function = {"name": "lights", "parameters": {"type": "object"}}
     chat = {"messages": [{"role": "user", "content": "q"}], "tools": [{"type": "function", "function": function}]}
     response = {"input": "q", "tools": [{"type": "function", **function}]}
-    told = []
+    contents = []
     for path, body in (("/v1/chat/completions", chat), ("/v1/responses", response)):
         for stream in (False, True):
             async with api.post(path, {**body, "stream": stream}) as answer:
                 assert answer.status == 200
-                told.append(await answer.read())
-    assert all(b"lights" in data for data in told)
-    for where, data in (*(("answer", data) for data in told), *_kept(home_folder)):
+                contents.append(await answer.read())
+    assert all(b"lights" in data for data in contents)
+    for where, data in (*(("answer", data) for data in contents), *_kept(home_folder)):
         assert not any(key.encode() in data for key in (PROVIDER_KEY, KEY, other)) or where.endswith("config.yaml")

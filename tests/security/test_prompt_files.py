@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.house import House
+from agent.harness import Harness
 from agent.test_context import system_of
 from hermes.cli import attach
 from hermes.core.errors import HermesError
 from hermes.tools import memory
 from hermes.tools.skills import TOOLS as SKILLS
 from support.model_server import ModelServer, Reply
-from tools.turns import asked
+from tools.turns import tool_answers
 
 MARK = "planted7f3a91"
 KEY = f"-----BEGIN OPENSSH PRIVATE KEY-----\n{MARK}AAAAAAAAAAAAAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
@@ -81,81 +81,85 @@ def repository(tmp_path: Path) -> Path:
     return project
 
 
-async def prompt_of(house: House, server: ModelServer, **fields: object) -> str:
+async def prompt_of(harness: Harness, server: ModelServer, **fields: object) -> str:
     server.script = [Reply(text="Done.")]
-    await house.run(server, **fields)  # type: ignore[arg-type]
+    await harness.run(server, **fields)  # type: ignore[arg-type]
     return system_of(server.requests[-1])
 
 
 @pytest.mark.parametrize("plant", REFUSED)
 async def test_project_file_that_is_not_a_plain_repository_file_is_ignored(
-    house: House, server: ModelServer, tmp_path: Path, repository: Path, plant: Plant
+    harness: Harness, server: ModelServer, tmp_path: Path, repository: Path, plant: Plant
 ) -> None:
     plant(repository / ".hermes.md", tmp_path)
     (repository / "AGENTS.md").write_text("Use tabs.")
-    prompt = await prompt_of(house, server, source="cli", workdir=str(repository))
+    prompt = await prompt_of(harness, server, source="cli", workdir=str(repository))
     assert MARK not in prompt
     assert "Use tabs." in prompt, "the next candidate is read"
 
 
-async def test_project_file_may_be_link_inside_repository(house: House, server: ModelServer, repository: Path) -> None:
+async def test_project_file_may_be_link_inside_repository(
+    harness: Harness, server: ModelServer, repository: Path
+) -> None:
     (repository / "docs").mkdir()
     (repository / "docs" / "agents.md").write_text("Use tabs.")
     (repository / "AGENTS.md").symlink_to("docs/agents.md")
     (repository / "deep").mkdir()
-    assert "Use tabs." in await prompt_of(house, server, source="cli", workdir=str(repository / "deep"))
+    assert "Use tabs." in await prompt_of(harness, server, source="cli", workdir=str(repository / "deep"))
 
 
-async def test_project_file_is_redacted(house: House, server: ModelServer, repository: Path) -> None:
-    house.home.env_file.write_text("SOME_PHRASE=quartz-violet-heron\n")
+async def test_project_file_is_redacted(harness: Harness, server: ModelServer, repository: Path) -> None:
+    harness.home.env_file.write_text("SOME_PHRASE=quartz-violet-heron\n")
     (repository / "AGENTS.md").write_text(f"Use tabs. {GITHUB} quartz-violet-heron")
-    prompt = await prompt_of(house, server, source="cli", workdir=str(repository))
+    prompt = await prompt_of(harness, server, source="cli", workdir=str(repository))
     assert "Use tabs. [redacted] [redacted]" in prompt
 
 
 @pytest.mark.parametrize("plant", [plant for plant in REFUSED if plant is not env_file_beside])
 @pytest.mark.parametrize("name", ["SOUL.md", "memories/MEMORY.md", "memories/USER.md", "skills/plan/SKILL.md"])
 async def test_home_prompt_file_that_is_a_link_is_ignored(
-    house: House, server: ModelServer, tmp_path: Path, name: str, plant: Plant
+    harness: Harness, server: ModelServer, tmp_path: Path, name: str, plant: Plant
 ) -> None:
-    path = house.home.path / name
+    path = harness.home.path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     plant(path, tmp_path)
-    house.offer(memory.TOOL, *SKILLS)
-    assert MARK not in await prompt_of(house, server)
+    harness.offer(memory.TOOL, *SKILLS)
+    assert MARK not in await prompt_of(harness, server)
 
 
-async def test_soul_link_to_secrets_file_is_ignored(house: House, server: ModelServer) -> None:
-    house.home.env_file.write_text(f"# {MARK}\n")
-    (house.home.path / "SOUL.md").symlink_to(house.home.env_file)
-    assert MARK not in await prompt_of(house, server)
+async def test_soul_link_to_secrets_file_is_ignored(harness: Harness, server: ModelServer) -> None:
+    harness.home.env_file.write_text(f"# {MARK}\n")
+    (harness.home.path / "SOUL.md").symlink_to(harness.home.env_file)
+    assert MARK not in await prompt_of(harness, server)
 
 
-async def test_home_prompt_files_are_redacted(house: House, server: ModelServer) -> None:
+async def test_home_prompt_files_are_redacted(harness: Harness, server: ModelServer) -> None:
     for name in ("SOUL.md", "memories/MEMORY.md", "skills/plan/SKILL.md"):
-        path = house.home.path / name
+        path = harness.home.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         text = f"{path.parent.name} {GITHUB}"
         path.write_text(text if path.name != "SKILL.md" else f"---\nname: plan\ndescription: {text}\n---\n")
-    house.offer(memory.TOOL, *SKILLS)
-    prompt = await prompt_of(house, server)
+    harness.offer(memory.TOOL, *SKILLS)
+    prompt = await prompt_of(harness, server)
     assert GITHUB not in prompt
     assert prompt.count("[redacted]") == 3
 
 
-async def test_memory_behind_link_is_not_overwritten(house: House, server: ModelServer, tmp_path: Path) -> None:
-    path = house.home.memories / "MEMORY.md"
+async def test_memory_behind_link_is_not_overwritten(harness: Harness, server: ModelServer, tmp_path: Path) -> None:
+    path = harness.home.memories / "MEMORY.md"
     path.parent.mkdir(parents=True)
     outside(path, tmp_path)
-    [answer] = await asked(house, server, memory.TOOL, {"target": "memory", "action": "add", "content": "a fact"})
+    [answer] = await tool_answers(
+        harness, server, memory.TOOL, {"target": "memory", "action": "add", "content": "a fact"}
+    )
     assert answer["code"] == "path_refused"
     assert (tmp_path / "outside.txt").read_text() == MARK
 
 
-async def test_attached_file_text_is_redacted(house: House, server: ModelServer) -> None:
+async def test_attached_file_text_is_redacted(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(text="Done.")]
     file = {"name": "notes.txt", "media_type": "text/plain", "data": f"before {GITHUB} after".encode()}
-    await house.run(server, [{"type": "text", "text": "Look."}, {"type": "file", "file": file}])
+    await harness.run(server, [{"type": "text", "text": "Look."}, {"type": "file", "file": file}])
     assert "before [redacted] after" in server.requests[-1].turns[-1].text
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from agent.conftest import MakeHouse
+from agent.conftest import MakeHarness
 from support.model_server import Call, ModelServer
-from tools.commanding import Desk
+from tools.commanding import ToolSession
 
 from .attempting import TOOLS
 from .canaries import Canaries
@@ -23,22 +23,22 @@ ROUNDS = 12
 
 
 async def test_swapped_links_do_not_mislead_tools(
-    make_house: MakeHouse, server: ModelServer, canaries: Canaries
+    make_harness: MakeHarness, server: ModelServer, canaries: Canaries
 ) -> None:
-    desk = Desk(make_house, server, "bubblewrap", approvals={"mode": "off"})
-    desk.offer(*TOOLS)
+    tool_session = ToolSession(make_harness, server, "bubblewrap", approvals={"mode": "off"})
+    tool_session.offer(*TOOLS)
     canaries.plant()
     swapping = SWAPPING.format(out=canaries.out)
-    started = await desk.call("terminal", {"command": swapping, "background": True})
+    started = await tool_session.call("terminal", {"command": swapping, "background": True})
     assert started["status"] == "started"
     async with asyncio.timeout(10):
         while not (canaries.workspace / "file").is_symlink():
             await asyncio.sleep(0.001)
     # Whoever just follows it is there.
     assert (canaries.workspace / "one").read_text() == (canaries.out / "secret").read_text()
-    told = ""
+    text = ""
     for number in range(ROUNDS):
-        ran = await desk.ran(
+        run = await tool_session.run(
             *(
                 Call("read_file", {"path": path, "offset": 1 + copy})
                 for path in ("d/secret", "file")
@@ -50,7 +50,7 @@ async def test_swapped_links_do_not_mislead_tools(
             Call("write_file", {"path": "file", "content": "x", "overwrite": True}),
             Call("vision_analyze", {"image_url": "d/secret", "question": "?"}),
         )
-        told += "".join(m["content"] for m in ran.result["messages"] if m["role"] == "tool")
-    await desk.call("process", {"action": "kill", "session_id": started["session_id"]})
-    assert canaries.touched(told) == set()
-    assert "path_refused" in told and ("inside" in told or "path_not_found" in told)
+        text += "".join(m["content"] for m in run.result["messages"] if m["role"] == "tool")
+    await tool_session.call("process", {"action": "kill", "session_id": started["session_id"]})
+    assert canaries.touched(text) == set()
+    assert "path_refused" in text and ("inside" in text or "path_not_found" in text)

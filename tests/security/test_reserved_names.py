@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.conftest import MakeHouse
+from agent.conftest import MakeHarness
 from hermes.sandbox.workspace_watch import WorkspaceWatch
 from hermes.tools import files
 from support.model_server import Call, ModelServer
-from tools.commanding import SURELY_S, Desk
+from tools.commanding import SURELY_S, ToolSession
 
 # Ways to have git run a program, from within a repository.
 WAYS = {
@@ -59,18 +59,18 @@ FOLDERS = {"existing": ".", "new": ".", "nested": "deep/er"}
 def use_git(folder: Path) -> None:
     """What a user does next, in the folder and in what a command has made there."""
     for here in (folder, folder / "made"):
-        for words in ("status", "diff", "commit -aqm y --allow-empty"):
+        for command in ("status", "diff", "commit -aqm y --allow-empty"):
             if here.is_dir():
                 subprocess.run(
-                    ["git", *words.split()], cwd=here, check=False, capture_output=True, stdin=subprocess.DEVNULL
+                    ["git", *command.split()], cwd=here, check=False, capture_output=True, stdin=subprocess.DEVNULL
                 )
 
 
 @pytest.fixture
-def desk(make_house: MakeHouse, server: ModelServer) -> Desk:
-    made = Desk(make_house, server, "bubblewrap", approvals={"mode": "off"})
-    made.workspace.mkdir(parents=True)
-    return made
+def tool_session(make_harness: MakeHarness, server: ModelServer) -> ToolSession:
+    tool_session = ToolSession(make_harness, server, "bubblewrap", approvals={"mode": "off"})
+    tool_session.workspace.mkdir(parents=True)
+    return tool_session
 
 
 def script(way: str, mark: Path, where: str) -> str:
@@ -92,103 +92,117 @@ def test_every_git_attack_works_without_protection(tmp_path: Path, way: str) -> 
 
 @pytest.mark.parametrize("where", FOLDERS)
 @pytest.mark.parametrize("way", WAYS)
-async def test_git_runs_nothing_left_by_a_command(desk: Desk, tmp_path: Path, way: str, where: str) -> None:
+async def test_git_runs_nothing_left_by_a_command(
+    tool_session: ToolSession, tmp_path: Path, way: str, where: str
+) -> None:
     mark = tmp_path / "ran"
     if where == "existing":
-        subprocess.run(MAKE, shell=True, cwd=desk.workspace, check=True, capture_output=True)
-    await desk.sh(script(way, mark, where))
-    use_git(desk.workspace / FOLDERS[where])
+        subprocess.run(MAKE, shell=True, cwd=tool_session.workspace, check=True, capture_output=True)
+    await tool_session.sh(script(way, mark, where))
+    use_git(tool_session.workspace / FOLDERS[where])
     assert not mark.exists()
 
 
 @pytest.mark.parametrize("way", ["fsmonitor", "hook", "include", "bare"])
-async def test_late_write_of_background_process_is_undone(desk: Desk, tmp_path: Path, way: str) -> None:
-    mark, done = tmp_path / "ran", desk.workspace / "done"
+async def test_late_write_of_background_process_is_undone(tool_session: ToolSession, tmp_path: Path, way: str) -> None:
+    mark, result = tmp_path / "ran", tool_session.workspace / "done"
     late = f"until [ -e go ]; do sleep 0.02; done\n({script(way, mark, 'new')})\ntouch done; sleep 100"
-    started = await desk.sh(late, background=True)
-    (desk.workspace / "go").touch()
+    started = await tool_session.sh(late, background=True)
+    (tool_session.workspace / "go").touch()
     async with asyncio.timeout(SURELY_S):
-        while not done.exists():
+        while not result.exists():
             await asyncio.sleep(0.01)
-        await desk.sh("true")  # a command that ends has everything looked at
-    use_git(desk.workspace)
+        await tool_session.sh("true")  # a command that ends has everything looked at
+    use_git(tool_session.workspace)
     assert not mark.exists()
-    await desk.ran(Call("process", {"action": "kill", "session_id": started["session_id"]}))
+    await tool_session.run(Call("process", {"action": "kill", "session_id": started["session_id"]}))
 
 
 NAMES = [".vscode/tasks.json", ".envrc", ".husky/pre-commit", ".mcp.json", "AGENTS.md", "sub/AGENTS.md", "sub/.idea/x"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_new_reserved_file_is_quarantined(desk: Desk, name: str) -> None:
-    answer = await desk.sh(f"mkdir -p $(dirname {name}); echo planted > {name}; echo done")
+async def test_new_reserved_file_is_quarantined(tool_session: ToolSession, name: str) -> None:
+    answer = await tool_session.sh(f"mkdir -p $(dirname {name}); echo planted > {name}; echo done")
     entry = next(part for part in (Path(name), *Path(name).parents) if part.name.startswith((".", "A")))
-    assert not (desk.workspace / entry).exists()
-    assert (desk.workspace / f"{entry}.needs-approval").exists()
-    assert str(desk.workspace / entry) in answer["set_aside"] and "approval" in answer["hint"]
+    assert not (tool_session.workspace / entry).exists()
+    assert (tool_session.workspace / f"{entry}.needs-approval").exists()
+    assert str(tool_session.workspace / entry) in answer["set_aside"] and "approval" in answer["hint"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_existing_reserved_file_is_read_only(desk: Desk, name: str) -> None:
-    path = desk.workspace / name
+async def test_existing_reserved_file_is_read_only(tool_session: ToolSession, name: str) -> None:
+    path = tool_session.workspace / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("mine")
     top = Path(name).parts[0]
-    await desk.sh(f"echo planted > {name}; rm -rf {name}; mv {name} other; mv {top} moved; sed -i s/mine/x/ {name}")
-    found = [path for path in (desk.workspace / name, desk.workspace / name.replace(top, "moved", 1)) if path.exists()]
-    assert [path.read_text() for path in found] == ["mine"]
+    await tool_session.sh(
+        f"echo planted > {name}; rm -rf {name}; mv {name} other; mv {top} moved; sed -i s/mine/x/ {name}"
+    )
+    paths = [
+        path
+        for path in (tool_session.workspace / name, tool_session.workspace / name.replace(top, "moved", 1))
+        if path.exists()
+    ]
+    assert [path.read_text() for path in paths] == ["mine"]
 
 
 @pytest.mark.parametrize("choice", ["session", "deny"])
-async def test_write_grant_restores_quarantined_file(make_house: MakeHouse, server: ModelServer, choice: str) -> None:
-    desk = Desk(make_house, server, "bubblewrap")
-    under_way = await desk.begin(Call("terminal", {"command": "echo planted > AGENTS.md"}), answerable=True)
-    [asked] = await under_way.until(lambda events: [e for e in events if e["type"] == "approval.requested"], SURELY_S)
-    assert asked["kind"] == "write" and str(desk.workspace / "AGENTS.md") in asked["subject"]
-    await under_way.control("approve", id=asked["approval_id"], choice=choice)
-    [answer] = (await under_way.end(SURELY_S)).tool_results()
-    assert (desk.workspace / "AGENTS.md").exists() is (choice == "session")
+async def test_write_grant_restores_quarantined_file(
+    make_harness: MakeHarness, server: ModelServer, choice: str
+) -> None:
+    tool_session = ToolSession(make_harness, server, "bubblewrap")
+    active_run = await tool_session.begin(Call("terminal", {"command": "echo planted > AGENTS.md"}), answerable=True)
+    [request] = await active_run.until(
+        lambda events: [e for e in events if e["type"] == "approval.requested"], SURELY_S
+    )
+    assert request["kind"] == "write" and str(tool_session.workspace / "AGENTS.md") in request["subject"]
+    await active_run.control("approve", id=request["approval_id"], choice=choice)
+    [answer] = (await active_run.end(SURELY_S)).tool_results()
+    assert (tool_session.workspace / "AGENTS.md").exists() is (choice == "session")
     assert ("set_aside" in answer) is (choice == "deny")
     if choice == "session":
-        answer = await desk.sh("echo more >> AGENTS.md")
-        assert (desk.workspace / "AGENTS.md").read_text() == "planted\nmore\n"
+        answer = await tool_session.sh("echo more >> AGENTS.md")
+        assert (tool_session.workspace / "AGENTS.md").read_text() == "planted\nmore\n"
 
 
 @pytest.mark.parametrize("path", [".vscode/tasks.json", "AGENTS.md", "deep/.envrc", "x/.git/config", "plain/HEAD"])
 async def test_file_tools_ask_before_writing_reserved_file(
-    make_house: MakeHouse, server: ModelServer, path: str
+    make_harness: MakeHarness, server: ModelServer, path: str
 ) -> None:
-    desk = Desk(make_house, server, "bubblewrap")
-    desk.offer(files.WRITE)
-    answer = await desk.call("write_file", {"path": path, "content": "x"})
-    assert answer["status"] == "blocked" and not (desk.workspace / path).exists()
+    tool_session = ToolSession(make_harness, server, "bubblewrap")
+    tool_session.offer(files.WRITE)
+    answer = await tool_session.call("write_file", {"path": path, "content": "x"})
+    assert answer["status"] == "blocked" and not (tool_session.workspace / path).exists()
 
 
-async def test_command_that_recreates_reserved_file_is_ended(desk: Desk) -> None:
-    answer = await desk.sh("while :; do echo planted > AGENTS.md; sleep 0.01; done")
+async def test_command_that_recreates_reserved_file_is_ended(tool_session: ToolSession) -> None:
+    answer = await tool_session.sh("while :; do echo planted > AGENTS.md; sleep 0.01; done")
     assert answer["status"] == "interrupted" and "AGENTS.md" in answer["error"]
 
 
-async def test_repository_created_by_command_is_usable(desk: Desk) -> None:
-    first = await desk.sh(f"{MAKE} && git remote add origin https://example.test/x.git && git branch side")
-    later = await desk.sh(
+async def test_repository_created_by_command_is_usable(tool_session: ToolSession) -> None:
+    first = await tool_session.sh(f"{MAKE} && git remote add origin https://example.test/x.git && git branch side")
+    later = await tool_session.sh(
         "git config user.name b && git checkout -q side && git commit -q --allow-empty -m y && git log"
     )
     assert (first["exit_code"], later["exit_code"]) == (0, 0), (first, later)
     assert "set_aside" not in first and "set_aside" not in later
     config = subprocess.run(
-        ["git", "config", "--get", "remote.origin.url"], cwd=desk.workspace, capture_output=True, check=False
+        ["git", "config", "--get", "remote.origin.url"], cwd=tool_session.workspace, capture_output=True, check=False
     )
     assert config.stdout == b"https://example.test/x.git\n"
 
 
-async def test_reserved_files_made_by_user_between_commands_are_kept(desk: Desk) -> None:
-    await desk.sh("true")
-    (desk.workspace / "AGENTS.md").write_text("mine")
-    subprocess.run("git init -q; git config alias.x status", shell=True, cwd=desk.workspace, check=True)
-    answer = await desk.sh("cat AGENTS.md; echo planted > AGENTS.md; git config alias.x '!id'; git config alias.x")
+async def test_reserved_files_made_by_user_between_commands_are_kept(tool_session: ToolSession) -> None:
+    await tool_session.sh("true")
+    (tool_session.workspace / "AGENTS.md").write_text("mine")
+    subprocess.run("git init -q; git config alias.x status", shell=True, cwd=tool_session.workspace, check=True)
+    answer = await tool_session.sh(
+        "cat AGENTS.md; echo planted > AGENTS.md; git config alias.x '!id'; git config alias.x"
+    )
     assert answer["output"].startswith("mine") and answer["output"].endswith("status\n")
-    assert (desk.workspace / "AGENTS.md").read_text() == "mine" and "set_aside" not in answer
+    assert (tool_session.workspace / "AGENTS.md").read_text() == "mine" and "set_aside" not in answer
 
 
 # Each in a workspace with a repository at its top and one in `sub`; the second command runs after the first has ended.
@@ -224,37 +238,37 @@ TRICKS = {
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-async def test_reserved_file_watch_cannot_be_evaded(desk: Desk, tmp_path: Path, trick: str) -> None:
+async def test_reserved_file_watch_cannot_be_evaded(tool_session: ToolSession, tmp_path: Path, trick: str) -> None:
     mark = tmp_path / "ran"
-    (desk.workspace / "sub").mkdir()
-    for folder in (desk.workspace / "sub", desk.workspace):
+    (tool_session.workspace / "sub").mkdir()
+    for folder in (tool_session.workspace / "sub", tool_session.workspace):
         subprocess.run(MAKE, shell=True, cwd=folder, check=True, capture_output=True)
     for command in TRICKS[trick]:
-        await desk.sh(command.replace("{run}", f"touch {mark}"))
-    use_git(desk.workspace)
-    use_git(desk.workspace / "sub")
+        await tool_session.sh(command.replace("{run}", f"touch {mark}"))
+    use_git(tool_session.workspace)
+    use_git(tool_session.workspace / "sub")
     assert not mark.exists()
-    assert not (desk.workspace / "sub/AGENTS.md").exists()
+    assert not (tool_session.workspace / "sub/AGENTS.md").exists()
 
 
-async def test_user_replacing_protected_file_ends_commands(desk: Desk) -> None:
-    subprocess.run(MAKE, shell=True, cwd=desk.workspace, check=True, capture_output=True)
-    under_way = await desk.begin(Call("terminal", {"command": "touch begun; sleep 100"}))
+async def test_user_replacing_protected_file_ends_commands(tool_session: ToolSession) -> None:
+    subprocess.run(MAKE, shell=True, cwd=tool_session.workspace, check=True, capture_output=True)
+    active_run = await tool_session.begin(Call("terminal", {"command": "touch begun; sleep 100"}))
     async with asyncio.timeout(SURELY_S):
-        while not (desk.workspace / "begun").exists():
+        while not (tool_session.workspace / "begun").exists():
             await asyncio.sleep(0.01)
-    subprocess.run(["git", "remote", "add", "mine", "https://example.test/x"], cwd=desk.workspace, check=True)
-    [answer] = (await under_way.end(SURELY_S)).tool_results()
+    subprocess.run(["git", "remote", "add", "mine", "https://example.test/x"], cwd=tool_session.workspace, check=True)
+    [answer] = (await active_run.end(SURELY_S)).tool_results()
     assert answer["status"] == "interrupted" and ".git/config" in answer["error"]
-    assert "mine" in (desk.workspace / ".git/config").read_text()
-    assert (await desk.sh("git remote; echo x > .git/config"))["output"].startswith("mine\n")
-    assert "mine" in (desk.workspace / ".git/config").read_text()
+    assert "mine" in (tool_session.workspace / ".git/config").read_text()
+    assert (await tool_session.sh("git remote; echo x > .git/config"))["output"].startswith("mine\n")
+    assert "mine" in (tool_session.workspace / ".git/config").read_text()
 
 
 def test_replaced_file_with_reused_inode_is_detected(tmp_path: Path) -> None:
     """The number of an inode is free again as soon as the file is replaced, and a cover of the first file stays lost."""
     subprocess.run(MAKE, shell=True, cwd=tmp_path, check=True, capture_output=True)
-    config, kept, reasons, replaced = tmp_path / ".git/config", tmp_path / "kept", [], threading.Event()
+    config, saved, reasons, replaced = tmp_path / ".git/config", tmp_path / "kept", [], threading.Event()
     ended = threading.Event()
 
     def is_granted(_: str) -> bool:
@@ -268,10 +282,10 @@ def test_replaced_file_with_reused_inode_is_detected(tmp_path: Path) -> None:
     try:
         watch.scan()
         assert watch.begin()
-        kept.hardlink_to(config)
+        saved.hardlink_to(config)
         (tmp_path / "other").write_text("[core]\n\tbare = false\n")
         os.replace(tmp_path / "other", config)
-        os.replace(kept, config)
+        os.replace(saved, config)
         replaced.set()
         assert ended.wait(SURELY_S)
     finally:
@@ -301,7 +315,9 @@ def test_path_changed_many_times_is_looked_at_once(tmp_path: Path) -> None:
     assert sorted(looked_at) == [str(tmp_path / "one"), str(tmp_path / "other")]
 
 
-async def test_first_command_is_watched_without_hooks_folder(desk: Desk) -> None:
-    subprocess.run(MAKE + "; rm -rf .git/hooks", shell=True, cwd=desk.workspace, check=True, capture_output=True)
-    await desk.sh("echo x > AGENTS.md")
-    assert not (desk.workspace / "AGENTS.md").exists()
+async def test_first_command_is_watched_without_hooks_folder(tool_session: ToolSession) -> None:
+    subprocess.run(
+        MAKE + "; rm -rf .git/hooks", shell=True, cwd=tool_session.workspace, check=True, capture_output=True
+    )
+    await tool_session.sh("echo x > AGENTS.md")
+    assert not (tool_session.workspace / "AGENTS.md").exists()

@@ -1,4 +1,4 @@
-"""What a client of the server needs in a test: answers read strictly, streams frame by frame, and bare sockets."""
+"""HTTP clients of the server tests: strict readers of responses, event streams, and raw sockets."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ MESSAGES_TYPES = {
 
 
 def check_headers(headers: Mapping[str, str], request_id: str | None = None) -> None:
-    """What every response carries."""
-    told = {name.lower(): value for name, value in headers.items()}
-    assert {name: told.get(name.lower()) for name in SECURITY} == SECURITY
+    """Check the headers of every response."""
+    by_name = {name.lower(): value for name, value in headers.items()}
+    assert {name: by_name.get(name.lower()) for name in SECURITY} == SECURITY
     if request_id is None:
-        assert MADE_ID.fullmatch(told["x-request-id"]), told["x-request-id"]
+        assert MADE_ID.fullmatch(by_name["x-request-id"]), by_name["x-request-id"]
     else:
-        assert told["x-request-id"] == request_id
+        assert by_name["x-request-id"] == request_id
 
 
 def check_envelope(status: int, body: Any) -> Json:
-    """The error object of a refusal, all of whose parts are there."""
+    """Check an error envelope, and return the error object."""
     assert isinstance(body, dict), body
     error, types, other = body["error"], TYPES, "server_error"
     if isinstance(error, str):  # of the Ollama protocol
@@ -75,8 +75,8 @@ def check_envelope(status: int, body: Any) -> Json:
     return dict(error)
 
 
-async def told(response: aiohttp.ClientResponse, status: int = 200) -> Json:
-    """The JSON of an answer with that status; the headers are looked at as well."""
+async def read_json(response: aiohttp.ClientResponse, status: int = 200) -> Json:
+    """Check status and headers, and return the JSON body."""
     text = await response.text()
     assert response.status == status, f"{response.status}: {text}"
     assert response.headers["Content-Type"] == JSON_TYPE
@@ -87,9 +87,9 @@ async def told(response: aiohttp.ClientResponse, status: int = 200) -> Json:
     return body
 
 
-async def refused(response: aiohttp.ClientResponse, status: int, code: str, param: str | Any | None = ...) -> Json:
-    """The error object of a refusal with that status and code."""
-    error: Json = (await told(response, status))["error"]
+async def read_error(response: aiohttp.ClientResponse, status: int, code: str, param: str | Any | None = ...) -> Json:
+    """Check status and code of an error response, and return the error object."""
+    error: Json = (await read_json(response, status))["error"]
     assert error["code"] == code, error
     if param is not ...:
         assert error["param"] == param, error
@@ -107,8 +107,8 @@ def function(name: str, **properties: Json) -> Json:
     return {"type": "function", "function": {"name": name, "description": f"Does {name}.", "parameters": parameters}}
 
 
-def flat(tool: Json) -> Json:
-    """The same in the form of Responses."""
+def responses_tool(tool: Json) -> Json:
+    """A tool in the form of the Responses API."""
     return {"type": "function", **tool["function"]}
 
 
@@ -142,11 +142,11 @@ def frame(block: str) -> Frame | None:
 def frames(text: str) -> list[Frame]:
     """All frames of a whole stream, comments left out."""
     assert text.endswith("\n\n"), text[-200:]
-    return [made for block in text.split("\n\n") if block and (made := frame(block)) is not None]
+    return [parsed for block in text.split("\n\n") if block and (parsed := frame(block)) is not None]
 
 
 class Stream:
-    """A stream read as it comes."""
+    """Reads a stream of server-sent events incrementally."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
@@ -154,7 +154,7 @@ class Stream:
         self._left = ""
 
     async def block(self, timeout: float = 30.0) -> str | None:
-        """The next block of lines, a comment or a frame; None at the end."""
+        """Read the next block of lines, a comment or a frame; None at EOF."""
         async with asyncio.timeout(timeout):
             while "\n\n" not in self._left:
                 data = await self.response.content.readany()
@@ -168,36 +168,36 @@ class Stream:
     async def next(self, timeout: float = 30.0) -> Frame:
         """The next frame."""
         while (block := await self.block(timeout)) is not None:
-            if (made := frame(block)) is not None:
-                return made
+            if (parsed := frame(block)) is not None:
+                return parsed
             self.comments.append(block)
         raise EOFError("the stream is over")
 
     async def until(self, condition: Callable[[Frame], Any]) -> list[Frame]:
-        """The frames up to the first that fulfils the condition, which is the last of them."""
-        seen = [await self.next()]
-        while not condition(seen[-1]):
-            seen.append(await self.next())
-        return seen
+        """Read frames up to and including the first that fulfils the condition."""
+        frames = [await self.next()]
+        while not condition(frames[-1]):
+            frames.append(await self.next())
+        return frames
 
     async def rest(self) -> list[Frame]:
-        """All further frames."""
-        seen = []
+        """Read all remaining frames."""
+        frames = []
         while True:
             try:
-                seen.append(await self.next())
+                frames.append(await self.next())
             except EOFError:
-                return seen
+                return frames
 
 
-def chat_text(seen: Iterable[Frame], key: str = "content") -> str:
+def chat_text(frames: Iterable[Frame], key: str = "content") -> str:
     """The text of a chat stream's deltas."""
-    chunks = [item.data for item in seen if item.event is None and item.data != "[DONE]"]
+    chunks = [item.data for item in frames if item.event is None and item.data != "[DONE]"]
     return "".join(choice["delta"].get(key) or "" for chunk in chunks for choice in chunk["choices"])
 
 
 async def stream_of(response: aiohttp.ClientResponse) -> list[Frame]:
-    """All frames of a response that is a proper stream."""
+    """Check that a response is an event stream, and return all frames."""
     text = await response.text()
     assert response.status == 200, text
     check_stream_headers(response.headers)
@@ -205,7 +205,7 @@ async def stream_of(response: aiohttp.ClientResponse) -> list[Frame]:
 
 
 def check_stream_headers(headers: Mapping[str, str]) -> None:
-    """What every stream carries."""
+    """Check the headers of every stream."""
     check_headers(headers)
     assert headers["Content-Type"].split(";")[0] == "text/event-stream"
     assert headers["Cache-Control"] == "no-cache"
@@ -216,8 +216,8 @@ def check_stream_headers(headers: Mapping[str, str]) -> None:
 
 
 @dataclass
-class RawAnswer:
-    """A response read from a bare socket."""
+class RawResponse:
+    """A response read from a raw socket."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -228,8 +228,8 @@ class RawAnswer:
         return json.loads(self.body)
 
 
-class Wire:
-    """A connection whose every byte the test decides about."""
+class RawConnection:
+    """A raw HTTP connection: the test writes every byte."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -237,13 +237,13 @@ class Wire:
     @classmethod
     async def open(cls, url: str, receive_buffer: int | None = None) -> Self:
         host, port = url.removeprefix("http://").split(":")
-        made = socket.socket()
+        sock = socket.socket()
         if receive_buffer is not None:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        made.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(made, (host, int(port)))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
         limit = 2**16 if receive_buffer is None else receive_buffer
-        return cls(*await asyncio.open_connection(sock=made, limit=limit))
+        return cls(*await asyncio.open_connection(sock=sock, limit=limit))
 
     async def __aenter__(self) -> Self:
         return self
@@ -256,36 +256,36 @@ class Wire:
         await self.writer.drain()
 
     async def request(self, method: str, path: str, body: Any = None, **headers: str) -> None:
-        """A request with a JSON body, if any."""
+        """Send a request, with a JSON body if given."""
         data = b"" if body is None else json.dumps(body).encode()
         lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(data)}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         await self.send("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
 
-    async def head(self, timeout: float = 30.0) -> RawAnswer:
-        """Status and headers of the next answer."""
+    async def head(self, timeout: float = 30.0) -> RawResponse:
+        """Read status and headers of the next response."""
         async with asyncio.timeout(timeout):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         first, *lines = head.strip().split("\r\n")
         pairs = [line.split(": ", 1) for line in lines]
         names = [name.lower() for name, _ in pairs]
         assert len(names) == len(set(names)), f"a header twice: {head}"
-        return RawAnswer(int(first.split(" ")[1]), dict(pairs))
+        return RawResponse(int(first.split(" ")[1]), dict(pairs))
 
-    async def answer(self, timeout: float = 30.0) -> RawAnswer:
-        """The next answer whole, by its length."""
-        made = await self.head(timeout)
-        length = next(value for name, value in made.headers.items() if name.lower() == "content-length")
+    async def answer(self, timeout: float = 30.0) -> RawResponse:
+        """Read the next response with its body (Content-Length)."""
+        response = await self.head(timeout)
+        length = next(value for name, value in response.headers.items() if name.lower() == "content-length")
         async with asyncio.timeout(timeout):
-            made.body = await self.reader.readexactly(int(length))
-        return made
+            response.body = await self.reader.readexactly(int(length))
+        return response
 
     async def read_until(self, marker: bytes, timeout: float = 30.0) -> bytes:
         async with asyncio.timeout(timeout):
             return await self.reader.readuntil(marker)
 
     async def close(self) -> None:
-        """End in the ordinary way: the peer sees an end of file."""
+        """Close normally: the peer reads EOF."""
         self.writer.close()
         try:
             await self.writer.wait_closed()
@@ -293,11 +293,11 @@ class Wire:
             return
 
     async def half_close(self) -> None:
-        """Say that nothing more will be sent."""
+        """Shut down the sending side."""
         self.writer.write_eof()
 
     def reset(self) -> None:
-        """End hard: the peer gets a reset."""
+        """Abort the connection with a TCP reset."""
         raw = self.writer.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
@@ -307,26 +307,26 @@ class Wire:
 
 
 class HeldModel(ModelServer):
-    """A scripted provider that sends a piece of its answer only when the test lets it."""
+    """A scripted provider that holds each piece of its answer until the test releases it."""
 
     def __init__(self, *script: Any, **fields: Any) -> None:
         super().__init__(*script, **fields)
         self._gate = asyncio.Semaphore(0)
         self._open = False
 
-    def let(self, pieces: int = 1) -> None:
-        """Let so many pieces go."""
+    def release(self, pieces: int = 1) -> None:
+        """Release that many pieces."""
         for _ in range(pieces):
             self._gate.release()
 
-    def let_all(self) -> None:
-        """Hold nothing back any more."""
+    def release_all(self) -> None:
+        """Release this and all later answers."""
         self._open = True
-        self.let(1000)
+        self.release(1000)
 
     @property
     def settings(self) -> Json:
-        """The setting that makes this the server's model."""
+        """Settings that make this the model of the server."""
         return {"model": {"default": "test-model", "base_url": f"{self.url}/v1", "api_key": PROVIDER_KEY}}
 
     async def _answer(self, raw: web.Request, record: Request) -> web.StreamResponse:
@@ -340,8 +340,8 @@ class HeldModel(ModelServer):
             record.sent += len(data)
         return response
 
-    async def asked(self, count: int = 1) -> Request:
-        """The request of that number, waited for."""
+    async def wait_for_request(self, count: int = 1) -> Request:
+        """Wait for the request of that number."""
         await self.until(lambda: len(self.requests) >= count)
         return self.requests[count - 1]
 
@@ -349,15 +349,15 @@ class HeldModel(ModelServer):
 async def eventually(
     look: Callable[[], Awaitable[Any]], good: Callable[[Any], Any] = bool, timeout: float = 30.0
 ) -> Any:
-    """What a look shows as soon as it is good."""
+    """Poll `look` until `good` accepts its result; returns the result."""
     async with asyncio.timeout(timeout):
-        while not good(seen := await look()):
+        while not good(value := await look()):
             await asyncio.sleep(0.01)
-    return seen
+    return value
 
 
 async def pieces(response: aiohttp.ClientResponse) -> AsyncIterator[Frame]:
-    """The frames of a stream, one after the other."""
+    """Iterate over the frames of a stream."""
     stream = Stream(response)
     while True:
         try:
@@ -366,7 +366,7 @@ async def pieces(response: aiohttp.ClientResponse) -> AsyncIterator[Frame]:
             return
 
 
-def sent(request: Request, *roles: str) -> list[tuple[str, str]]:
+def sent_messages(request: Request, *roles: str) -> list[tuple[str, str]]:
     """A provider request's messages as pairs of role and text, without the instructions."""
     return [
         (turn.role, turn.text) for turn in request.turns if turn.role != "system" and (not roles or turn.role in roles)
@@ -374,10 +374,10 @@ def sent(request: Request, *roles: str) -> list[tuple[str, str]]:
 
 
 def system_of(request: Request) -> str:
-    """The instructions that the model got."""
+    """The system prompt of a provider request."""
     return "\n".join(turn.text for turn in request.turns if turn.role == "system")
 
 
-def offered(request: Request) -> list[str]:
+def tool_names(request: Request) -> list[str]:
     """The names of the tools that the model was offered."""
     return [entry["function"]["name"] for entry in request.body.get("tools") or []]

@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Api:
-    """The server, a client that has its key, and the model's side."""
+    """The server, a client that has its key, and the scripted model."""
 
     url: str
     client: aiohttp.ClientSession
@@ -50,12 +50,12 @@ class Api:
         return self.client.delete(self.url + path, **more)
 
     async def ask(self, text: str, **fields: Any) -> Json:
-        """The answer to a chat completion that goes well."""
+        """The body of a successful chat completion."""
         body = {"messages": [{"role": "user", "content": text}], **fields}
         async with self.post("/v1/chat/completions", body) as response:
             assert response.status == 200, await response.text()
-            told: Json = await response.json()
-            return told
+            payload: Json = await response.json()
+            return payload
 
 
 Start = Callable[..., Awaitable[Api]]
@@ -63,7 +63,7 @@ Start = Callable[..., Awaitable[Api]]
 
 @pytest.fixture
 async def start(home_folder: Path) -> AsyncIterator[Start]:
-    """Starts servers; `key=""` makes one that is open, further words are settings below `api_server`."""
+    """Starts servers; `key=""` starts one without authentication, `options` are settings below `api_server`."""
     running: list[Callable[[], Awaitable[Any]]] = []
 
     async def begin(
@@ -71,7 +71,7 @@ async def start(home_folder: Path) -> AsyncIterator[Start]:
     ) -> Api:
         model = ModelServer(*script, handler=handler)
         await model.start()
-        told = {
+        config = {
             "model": {"default": "test-model", "base_url": f"{model.url}/v1", "api_key": PROVIDER_KEY},
             "auxiliary": {"title_generation": {"enabled": False}},
             "agent": {"api_max_retries": 0},
@@ -79,7 +79,7 @@ async def start(home_folder: Path) -> AsyncIterator[Start]:
             **(settings or {}),
         }
         home_folder.mkdir(exist_ok=True)
-        (home_folder / "config.yaml").write_text(yaml.safe_dump(told))
+        (home_folder / "config.yaml").write_text(yaml.safe_dump(config))
         app = await apps.current(home.resolve())
         adapter = APIServerAdapter(load_gateway_config(app.settings).platforms[Platform.API_SERVER])
         adapter.context.attach(app)

@@ -18,7 +18,7 @@ STRING, INTEGER, NUMBER, BOOLEAN, ANY = (
 )
 
 
-def one(*values: str) -> Json:
+def enum_of(*values: str) -> Json:
     return {"enum": list(values)}
 
 
@@ -36,8 +36,8 @@ def thing(optional: Json | None = None, /, **required: Json) -> Json:
 
 
 def kind(name: str, optional: Json | None = None, /, **required: Json) -> Json:
-    """An object told apart by its type."""
-    return thing(optional, type=one(name), **required)
+    """A schema discriminated by `type`."""
+    return thing(optional, type=enum_of(name), **required)
 
 
 LOGPROBS = many(thing(token=STRING, logprob=NUMBER, bytes=many(INTEGER), top_logprobs=many(ANY)))
@@ -50,19 +50,19 @@ PART = {
         kind("summary_text", text=STRING),
         kind("reasoning_text", text=STRING),
         kind("refusal", refusal=STRING),
-        kind("input_image", image_url=maybe(STRING), detail=one("low", "high", "auto")),
+        kind("input_image", image_url=maybe(STRING), detail=enum_of("low", "high", "auto")),
         kind("input_file", {"filename": STRING, "file_url": STRING}),
     ]
 }
-STATE = one("in_progress", "completed", "incomplete")
+STATE = enum_of("in_progress", "completed", "incomplete")
 ITEM = {
     "oneOf": [
         kind(
             "message",
-            {"phase": one("commentary", "final_answer")},
+            {"phase": enum_of("commentary", "final_answer")},
             id=STRING,
             status=STATE,
-            role=one("user", "assistant", "system", "developer"),
+            role=enum_of("user", "assistant", "system", "developer"),
             content=many(PART),
         ),
         kind("function_call", id=STRING, call_id=STRING, name=STRING, arguments=STRING, status=STATE),
@@ -87,7 +87,7 @@ USAGE = thing(
 FUNCTION_TOOL = kind(
     "function", name=STRING, description=maybe(STRING), parameters=maybe({"type": "object"}), strict=maybe(BOOLEAN)
 )
-MODE = one("none", "auto", "required")
+MODE = enum_of("none", "auto", "required")
 CHOSEN = kind("function", {"name": STRING})
 TOOL_CHOICE = {"oneOf": [CHOSEN, MODE, kind("allowed_tools", tools=many(CHOSEN), mode=MODE)]}
 FORMAT = {
@@ -97,13 +97,13 @@ FORMAT = {
         kind("json_schema", name=STRING, description=maybe(STRING), schema=ANY, strict=BOOLEAN),
     ]
 }
-EFFORTS = one("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = enum_of("none", "minimal", "low", "medium", "high", "xhigh")
 RESPONSE = thing(
     id=STRING,
-    object=one("response"),
+    object=enum_of("response"),
     created_at=INTEGER,
     completed_at=maybe(INTEGER),
-    status=one("queued", "in_progress", "completed", "incomplete", "failed", "cancelled"),
+    status=enum_of("queued", "in_progress", "completed", "incomplete", "failed", "cancelled"),
     incomplete_details=maybe(thing(reason=STRING)),
     model=STRING,
     previous_response_id=maybe(STRING),
@@ -112,15 +112,15 @@ RESPONSE = thing(
     error=maybe(thing(code=STRING, message=STRING)),
     tools=many(FUNCTION_TOOL),
     tool_choice=TOOL_CHOICE,
-    truncation=one("auto", "disabled"),
+    truncation=enum_of("auto", "disabled"),
     parallel_tool_calls=BOOLEAN,
-    text=thing({"verbosity": one("low", "medium", "high")}, format=FORMAT),
+    text=thing({"verbosity": enum_of("low", "medium", "high")}, format=FORMAT),
     top_p=NUMBER,
     presence_penalty=NUMBER,
     frequency_penalty=NUMBER,
     top_logprobs=INTEGER,
     temperature=NUMBER,
-    reasoning=maybe(thing(effort=maybe(EFFORTS), summary=maybe(one("concise", "detailed", "auto")))),
+    reasoning=maybe(thing(effort=maybe(EFFORTS), summary=maybe(enum_of("concise", "detailed", "auto")))),
     usage=maybe(USAGE),
     max_output_tokens=maybe(INTEGER),
     max_tool_calls=maybe(INTEGER),
@@ -131,11 +131,11 @@ RESPONSE = thing(
     safety_identifier=maybe(STRING),
     prompt_cache_key=maybe(STRING),
 )
-COMPACTED = thing(id=STRING, object=one("response.compaction"), created_at=INTEGER, output=many(ITEM), usage=USAGE)
+COMPACTED = thing(id=STRING, object=enum_of("response.compaction"), created_at=INTEGER, output=many(ITEM), usage=USAGE)
 ERROR = thing({"headers": {"type": "object"}}, type=STRING, code=maybe(STRING), message=STRING, param=maybe(STRING))
 REFUSAL = thing(error=ERROR)
 SOCKET_ERROR = thing(
-    type=one("error"),
+    type=enum_of("error"),
     status=INTEGER,
     error=thing({"type": STRING, "param": maybe(STRING)}, code=STRING, message=STRING),
 )
@@ -163,7 +163,7 @@ _PAYLOADS: dict[str, tuple[Json, Json]] = {
     "error": ({"error": ERROR}, {}),
 }
 EVENTS = {
-    name: thing(optional, type=one(name), sequence_number=INTEGER, **required)
+    name: thing(optional, type=enum_of(name), sequence_number=INTEGER, **required)
     for name, (required, optional) in _PAYLOADS.items()
 }
 # Item and event types that are not of the specification begin with the maker's name.

@@ -36,9 +36,9 @@ def test_adapter_constructor_touches_no_file(home_folder: Path) -> None:
 
 
 def test_session_db_is_opened_lazily(home_folder: Path) -> None:
-    made = adapter()
-    db = made._ensure_session_db()
-    assert db is made._ensure_session_db() and (home_folder / "state.db").exists()
+    server = adapter()
+    db = server._ensure_session_db()
+    assert db is server._ensure_session_db() and (home_folder / "state.db").exists()
     db.close()
 
 
@@ -54,10 +54,10 @@ def test_auth_scheme_is_case_insensitive(scheme: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["", "Bearer", "Bearer sk-test12", "Basic sk-test123", "sk-test123", "Bearer schlüssel"]
+    "value", ["", "Bearer", "Bearer sk-test12", "Basic sk-test123", "sk-test123", "Bearer schlüssel"]
 )
-def test_invalid_authorization_is_401_envelope(given: str) -> None:
-    refusal = adapter(key="sk-test123")._check_auth(request(Authorization=given))
+def test_invalid_authorization_is_401_envelope(value: str) -> None:
+    refusal = adapter(key="sk-test123")._check_auth(request(Authorization=value))
     assert refusal is not None and refusal.status == 401
     assert refusal.headers["WWW-Authenticate"] == "Bearer"
     assert json.loads(refusal.body)["error"]["code"] == "invalid_api_key"  # type: ignore[arg-type]
@@ -93,8 +93,8 @@ async def test_idempotency_cache_does_not_keep_failures() -> None:
         await asyncio.sleep(0)
         raise ValueError("no")
 
-    told = await asyncio.gather(*(cache.get_or_set("k", "f", fail) for _ in range(3)), return_exceptions=True)
-    assert [str(error) for error in told] == ["no"] * 3 and calls == 1
+    results = await asyncio.gather(*(cache.get_or_set("k", "f", fail) for _ in range(3)), return_exceptions=True)
+    assert [str(error) for error in results] == ["no"] * 3 and calls == 1
     with pytest.raises(ValueError, match="no"):
         await cache.get_or_set("k", "f", fail)
     assert calls == 2

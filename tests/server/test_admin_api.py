@@ -11,7 +11,7 @@ from hermes.services.settings import EDITABLE
 from hermes.settings.keys import find
 from tools.test_mcp import over_pipes
 
-from .clients import Json, refused, told
+from .clients import Json, read_error, read_json
 from .conftest import KEY, PROVIDER_KEY, Api, Start
 from .test_keys import ANNA, BEN, KEYS
 
@@ -20,13 +20,13 @@ SETTINGS = "/api/settings"
 
 async def settings_of(api: Api) -> dict[str, Json]:
     async with api.get(SETTINGS) as response:
-        return {row["key"]: row for row in (await told(response))["data"]}
+        return {row["key"]: row for row in (await read_json(response))["data"]}
 
 
 # ---- settings
 
 
-async def test_settings_tell_where_each_value_comes_from(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings_report_the_source_of_each_value(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_SERVER_KEEPALIVE_SECONDS", "7")
     api = await start(settings={"network": {"proxy": "http://me:hidden-password@127.0.0.1:9"}})
     rows = await settings_of(api)
@@ -57,19 +57,19 @@ async def test_settings_tell_where_each_value_comes_from(start: Start, monkeypat
 
 
 async def test_settings_that_are_safe_can_be_changed(api: Api, home_folder: Path) -> None:
-    for name, value, shown in (
+    for name, value, expected in (
         ("agent.max_turns", 33, 33),
         ("agent.reasoning_effort", "high", "high"),
         ("compression.enabled", False, False),
         ("terminal.timeout", 45.5, 45.5),
     ):
         async with api.patch(f"{SETTINGS}/{name}", {"value": value}) as response:
-            row = await told(response)
-        assert (row["key"], row["value"], row["source"]) == (name, shown, "file")
+            row = await read_json(response)
+        assert (row["key"], row["value"], row["source"]) == (name, expected, "file")
     assert (await settings_of(api))["agent.max_turns"]["value"] == 33
     assert api.app.settings.agent.max_turns == 33
     async with api.patch(f"{SETTINGS}/agent.max_turns", {"value": None}) as response:
-        row = await told(response)
+        row = await read_json(response)
     assert (row["value"], row["source"]) == (90, "default")
     assert "max_turns" not in (home_folder / "config.yaml").read_text()
 
@@ -99,7 +99,7 @@ async def test_refused_change_of_a_setting(
 ) -> None:
     before = (home_folder / "config.yaml").read_bytes()
     async with api.patch(f"{SETTINGS}/{name}", body) as response:
-        await refused(response, status, code, param)
+        await read_error(response, status, code, param)
     assert (home_folder / "config.yaml").read_bytes() == before
 
 
@@ -113,16 +113,16 @@ def test_editable_settings_exist_and_hold_no_secret() -> None:
 # ---- keys
 
 
-async def test_keys_are_listed_without_what_they_are(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_key_list_has_no_secrets(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TABLET_KEY", "sk-tablet-0123456789abcdef")
     tablet: Json = {"name": "tablet", "key_env": "TABLET_KEY", "scopes": ["chat"], "toolsets": ["web", "file"]}
     tablet |= {"requests_per_minute": 60, "models": []}
     api = await start(keys=[*KEYS, tablet])
     async with api.get("/api/keys") as response:
-        found = {key["name"]: key for key in (await told(response))["data"]}
+        keys = {key["name"]: key for key in (await read_json(response))["data"]}
         text = await response.text()
-    assert list(found) == ["default", "anna", "ben", "tablet"]
-    assert found["tablet"] == {
+    assert list(keys) == ["default", "anna", "ben", "tablet"]
+    assert keys["tablet"] == {
         "object": "hermes.key",
         "name": "tablet",
         "scopes": ["chat"],
@@ -134,8 +134,8 @@ async def test_keys_are_listed_without_what_they_are(start: Start, monkeypatch: 
         "source": "TABLET_KEY",
         "current": False,
     }
-    assert (found["default"]["source"], found["default"]["current"]) == ("api_server.key", True)
-    assert "admin" in found["default"]["scopes"] and found["anna"]["source"] == "api_server.keys"
+    assert (keys["default"]["source"], keys["default"]["current"]) == ("api_server.key", True)
+    assert "admin" in keys["default"]["scopes"] and keys["anna"]["source"] == "api_server.keys"
     digest = KEYS[1]["key_sha256"]
     assert not any(secret in text for secret in (KEY, ANNA, BEN, digest, "sk-tablet-0123456789abcdef"))
 
@@ -143,7 +143,7 @@ async def test_keys_are_listed_without_what_they_are(start: Start, monkeypatch: 
 async def test_open_server_has_no_keys(start: Start) -> None:
     api = await start(key="")
     async with api.get("/api/keys") as response:
-        assert (await told(response))["data"] == []
+        assert (await read_json(response))["data"] == []
 
 
 # ---- MCP servers
@@ -157,16 +157,20 @@ async def test_mcp_servers_with_their_state(start: Start) -> None:
     }
     api = await start(settings={"mcp_servers": servers, "mcp_discovery_timeout": 30})
     async with api.get("/api/mcp") as response:
-        found = {one["name"]: one for one in (await told(response))["data"]}
+        providers = {provider["name"]: provider for provider in (await read_json(response))["data"]}
         assert "sk-abcdefghijklmnopqrstuvwx" not in await response.text()
-    assert {name: one["state"] for name, one in found.items()} == {"plain": "idle", "off": "off", "broken": "idle"}
+    assert {name: provider["state"] for name, provider in providers.items()} == {
+        "plain": "idle",
+        "off": "off",
+        "broken": "idle",
+    }
     async with api.post("/api/mcp/plain/test") as response:
-        plain = await told(response)
+        plain = await read_json(response)
     assert (plain["state"], plain["error"]) == ("up", None) and "mcp_plain_add" in plain["tools"]
     async with api.post("/api/mcp/broken/test") as response:
-        broken = await told(response)
+        broken = await read_json(response)
     assert broken["state"] != "up" and broken["error"]
     async with api.post("/api/mcp/off/test") as response:
-        assert (await told(response))["state"] == "off"
+        assert (await read_json(response))["state"] == "off"
     async with api.post("/api/mcp/none/test") as response:
-        await refused(response, 404, "mcp_server_not_found")
+        await read_error(response, 404, "mcp_server_not_found")

@@ -10,7 +10,7 @@ import pytest
 
 from support.model_server import Reply
 
-from .clients import RawAnswer, Wire, check_envelope, check_headers, told, user
+from .clients import RawConnection, RawResponse, check_envelope, check_headers, read_json, user
 from .conftest import Api, Start
 
 ROUNDS = 200
@@ -28,22 +28,22 @@ def request(key: str) -> bytes:
 
 def spoilt(data: bytes, luck: random.Random) -> bytes:
     """The request with a few bytes added, taken away or changed."""
-    made = bytearray(data)
+    mutated = bytearray(data)
     for _ in range(luck.randint(1, 3)):
-        at = luck.randrange(len(made))
+        at = luck.randrange(len(mutated))
         match luck.randrange(4):
             case 0:
-                made[at:at] = luck.choice(ODD)
+                mutated[at:at] = luck.choice(ODD)
             case 1:
-                del made[at : at + luck.randint(1, 12)]
+                del mutated[at : at + luck.randint(1, 12)]
             case 2:
-                made[at] = luck.randrange(256)
+                mutated[at] = luck.randrange(256)
             case _:
-                made[at : at + 1] = luck.choice(ODD)
-    return bytes(made)
+                mutated[at : at + 1] = luck.choice(ODD)
+    return bytes(mutated)
 
 
-async def first_answer(wire: Wire) -> RawAnswer | None:
+async def first_answer(wire: RawConnection) -> RawResponse | None:
     """The first answer on the connection but for «go on»; None when the server closed without one."""
     try:
         answer = await wire.head(timeout=20)
@@ -62,13 +62,13 @@ async def test_random_bytes_do_not_break_server(start: Start, monkeypatch: pytes
     api = await start(handler=lambda _: Reply(text="Fine."))
     luck, whole = random.Random(7), request(api.client.headers["Authorization"])
     for batch in range(0, ROUNDS, 20):
-        await asyncio.gather(*(one(api, spoilt(whole, luck)) for _ in range(batch, batch + 20)))
+        await asyncio.gather(*(send_bytes(api, spoilt(whole, luck)) for _ in range(batch, batch + 20)))
     async with api.get("/health") as response:
-        await told(response)
+        await read_json(response)
 
 
-async def one(api: Api, data: bytes) -> None:
-    async with await Wire.open(api.url) as wire:
+async def send_bytes(api: Api, data: bytes) -> None:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(data)
         answer = await first_answer(wire)
     assert answer is not None, f"no answer to {data!r}"
@@ -83,7 +83,7 @@ async def one(api: Api, data: bytes) -> None:
 
 async def test_request_may_arrive_byte_by_byte(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         for byte in request(api.client.headers["Authorization"]):
             await wire.send(bytes([byte]))
         answer = await wire.answer()
@@ -92,10 +92,10 @@ async def test_request_may_arrive_byte_by_byte(api: Api) -> None:
 
 async def test_pipelined_requests_are_answered_in_order(api: Api) -> None:
     api.model.script = [Reply(text=f"answer {number}", continues=False) for number in range(3)]
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(request(api.client.headers["Authorization"]) * 3)
-        said = [(await wire.answer()).json["choices"][0]["message"]["content"] for _ in range(3)]
-    assert said == ["answer 0", "answer 1", "answer 2"]
+        contents = [(await wire.answer()).json["choices"][0]["message"]["content"] for _ in range(3)]
+    assert contents == ["answer 0", "answer 1", "answer 2"]
 
 
 async def test_expect_100_continue(start: Start) -> None:
@@ -103,24 +103,24 @@ async def test_expect_100_continue(start: Start) -> None:
     key = api.client.headers["Authorization"]
     body = json.dumps(user("hi")).encode()
     for length, statuses in ((len(body), [100, 200]), (10_000_000, [100, 413])):
-        async with await Wire.open(api.url) as wire:
+        async with await RawConnection.open(api.url) as wire:
             head = (
                 f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: {length}\r\n"
             )
             await wire.send(f"{head}Expect: 100-continue\r\n\r\n")
-            seen = [(await wire.head()).status]
-            if seen == [100]:
+            all_statuses = [(await wire.head()).status]
+            if all_statuses == [100]:
                 await wire.send(body)
-                seen.append((await wire.answer()).status)
-        assert seen[-1] == statuses[-1]
-        assert set(seen) <= set(statuses)
+                all_statuses.append((await wire.answer()).status)
+        assert all_statuses[-1] == statuses[-1]
+        assert set(all_statuses) <= set(statuses)
 
 
 async def test_request_smuggled_in_body_is_not_served(api: Api) -> None:
     """A body that is refused must not be read as the next request."""
     inner = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(inner)
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(head + inner)
         assert (await wire.answer()).status == 401
         wire.writer.write_eof()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.model_server import Reply
 
-from .clients import Json, check_envelope, check_headers, flat, function
+from .clients import Json, check_envelope, check_headers, function, responses_tool
 from .conftest import Api, Start
 
 # What may be answered with a status of the server's fault, though the request is at fault or a part is switched off.
@@ -79,7 +79,7 @@ ROUTES: list[tuple[str, str, Json]] = [
     }),
     ("POST", "/v1/responses", {
         "input": ITEMS, "instructions": "x", "conversation": {"id": "kitchen"}, "truncation": "auto",
-        "tools": [flat(function("lamp"))], "tool_choice": {"type": "allowed_tools", "tools": [], "mode": "auto"},
+        "tools": [responses_tool(function("lamp"))], "tool_choice": {"type": "allowed_tools", "tools": [], "mode": "auto"},
         "text": {"format": {"type": "text"}, "verbosity": "low"}, "reasoning": {"effort": "low", "summary": "auto"},
         "include": ["reasoning.encrypted_content"], "store": True, "max_tool_calls": 3, "temperature": 0.5,
         "conversation_history": [{"role": "user", "content": "x"}], "metadata": {"a": "b"},
@@ -146,20 +146,20 @@ VALUES = st.recursive(
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The way to every value in a body, the body itself aside."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else []
-    found = [(*path, key) for key, _ in pairs]
-    return found + [deeper for key, inner in pairs for deeper in places(inner, (*path, key))]
+    entries = [(*path, key) for key, _ in pairs]
+    return entries + [deeper for key, inner in pairs for deeper in places(inner, (*path, key))]
 
 
 @st.composite
 def near(draw: st.DrawFn, body: Json) -> Any:
     """The body with a few of its values replaced, left out or added to."""
-    made = copy.deepcopy(body)
+    copied = copy.deepcopy(body)
     for _ in range(draw(st.integers(1, 3))):
-        ways = places(made)
+        ways = places(copied)
         if not ways:
             return {draw(ODD): draw(VALUES)}
         *way, last = draw(st.sampled_from(ways))
-        holder = made
+        holder = copied
         for step in way:
             holder = holder[step]
         action = draw(st.sampled_from(["replace", "drop", "swap", "add"]))
@@ -173,7 +173,7 @@ def near(draw: st.DrawFn, body: Json) -> Any:
             holder[draw(ODD | st.text(max_size=10))] = draw(VALUES)
         else:
             holder.append(draw(VALUES))
-    return made
+    return copied
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ROUTES, ids=[f"{method} {path}" for method, path, _ in ROUTES])

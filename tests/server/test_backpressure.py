@@ -14,7 +14,7 @@ from aiohttp.web_protocol import RequestHandler
 from support.model_server import Reply, Request
 from support.wire import stream_parts
 
-from .clients import Frame, HeldModel, Json, Wire, frame
+from .clients import Frame, HeldModel, Json, RawConnection, frame
 from .conftest import Start
 
 DELTAS = 50_000
@@ -88,13 +88,13 @@ class Counter:
         for block in blocks:
             self._take(frame(block.decode()))
 
-    def _take(self, got: Frame | None) -> None:
-        if got is None or got.data == "[DONE]":
+    def _take(self, frame: Frame | None) -> None:
+        if frame is None or frame.data == "[DONE]":
             return
-        if got.event == "response.output_text.delta":
-            self._said += got.data["delta"]
-        elif got.event is None:
-            self._said += "".join(choice["delta"].get("content", "") for choice in got.data["choices"])
+        if frame.event == "response.output_text.delta":
+            self._said += frame.data["delta"]
+        elif frame.event is None:
+            self._said += "".join(choice["delta"].get("content", "") for choice in frame.data["choices"])
         *whole, self._said = self._said.split(" ")
         for number in whole:
             assert int(number) == self.numbers, "a delta is missing, doubled or out of place"
@@ -109,12 +109,16 @@ async def test_slow_reader_backpressure_loses_nothing(start: Start, path: str, b
         # What such a turn itself needs is not what this is about.
         await api.ask("warm up")
         key = api.client.headers["Authorization"]
-        async with await Wire.open(api.url, receive_buffer=8192) as wire:
+        async with await RawConnection.open(api.url, receive_buffer=8192) as wire:
             await wire.request("POST", path, body, Authorization=key)
             await wire.head()
-            await model.asked(2)
+            await model.wait_for_request(2)
             gc.collect()
-            ours = [held for held in connections() if held.transport is not None and held._current_request is not None]
+            ours = [
+                connection
+                for connection in connections()
+                if connection.transport is not None and connection._current_request is not None
+            ]
             assert ours
             before, grown, buffered, counter = resident(), 0, 0, Counter()
 

@@ -11,7 +11,7 @@ import pytest
 
 from support.model_server import Reply
 
-from .clients import Json, Wire, check_envelope, check_headers, refused, sent, told, user
+from .clients import Json, RawConnection, check_envelope, check_headers, read_error, read_json, sent_messages, user
 from .conftest import Api, Start
 from .wrong import ASK, BY_ID, CHAT, ODD_IDS, RESPONSES, RUNS, SESSIONS, WRONG_CHAT, WRONG_ELSEWHERE, WRONG_RESPONSES
 
@@ -33,39 +33,39 @@ NO_OBJECT = [b"[]", b"[{}]", b'"text"', b"1", b"true", b"null", b"1.5e3"]
 async def test_non_object_body_is_400(api: Api, path: str) -> None:
     for data in NO_JSON:
         async with api.post(path, data=data, headers={"Content-Type": "application/json"}) as response:
-            error = await refused(response, 400, "invalid_json")
+            error = await read_error(response, 400, "invalid_json")
             assert "Invalid JSON" in error["message"], data[:50]
     for data in NO_OBJECT:
         async with api.post(path, data=data, headers={"Content-Type": "application/json"}) as response:
-            await refused(response, 400, "invalid_body")
+            await read_error(response, 400, "invalid_body")
 
 
 async def test_empty_body_is_empty_object(api: Api) -> None:
     async with api.post(CHAT, data=b"") as response:
-        await refused(response, 400, "missing_required_parameter", "messages")
+        await read_error(response, 400, "missing_required_parameter", "messages")
     async with api.post(SESSIONS, data=b"") as response:
-        await told(response, 201)
+        await read_json(response, 201)
 
 
 @pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "application/x-www-form-urlencoded"])
 async def test_form_body_is_415(api: Api, kind: str) -> None:
     for path in TAKERS:
         async with api.post(path, data=b"{}", headers={"Content-Type": kind}) as response:
-            await refused(response, 415, "unsupported_media_type")
+            await read_error(response, 415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "application/json; charset=latin-1", "x"])
 async def test_other_content_types_are_read_as_json(api: Api, kind: str) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with api.post(CHAT, data=json.dumps(user("grüße")).encode(), headers={"Content-Type": kind}) as response:
-        await told(response)
+        await read_json(response)
 
 
 async def test_lone_surrogate_is_replaced(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with api.post(CHAT, data=b'{"messages": [{"role": "user", "content": "a\\ud800b"}]}') as response:
-        await told(response)
-    assert sent(api.model.requests[0]) == [("user", "a\ufffdb")]
+        await read_json(response)
+    assert sent_messages(api.model.requests[0]) == [("user", "a\ufffdb")]
 
 
 STREAM_FLAGS = [
@@ -97,7 +97,7 @@ async def test_invalid_chat_completion_names_param(api: Api, subtests: pytest.Su
 async def refuses(api: Api, method: str, path: str, body: Any, code: str, param: str | None) -> Json:
     """The error of a 400; an empty code stands for any, and a beginning is enough."""
     async with api.client.request(method, api.url + path, json=body) as response:
-        error: Json = (await told(response, 400))["error"]
+        error: Json = (await read_json(response, 400))["error"]
     assert error["code"].startswith(code), error
     # Codes that say nothing in particular must not stand for a wrong body.
     assert error["code"] not in ("bad_request", "not_found"), error
@@ -116,7 +116,7 @@ async def test_invalid_response_request_names_param(api: Api, subtests: pytest.S
 
 
 async def test_invalid_request_on_other_routes_names_param(api: Api, subtests: pytest.Subtests) -> None:
-    await told(await api.post(SESSIONS, {"id": "s1"}), 201)
+    await read_json(await api.post(SESSIONS, {"id": "s1"}), 201)
     for method, path, body, code, param in WRONG_ELSEWHERE:
         with subtests.test(method=method, path=path, body=body):
             await refuses(api, method, path, body, code, param)
@@ -144,12 +144,12 @@ async def test_invalid_header_is_400(api: Api, subtests: pytest.Subtests) -> Non
         for path, body in ((CHAT, user()), (RESPONSES, ASK), (RUNS, ASK)):
             with subtests.test(path=path, headers=headers):
                 async with api.post(path, body, headers=headers) as response:
-                    await refused(response, 400, code)
+                    await read_error(response, 400, code)
 
 
 @pytest.mark.parametrize("value", [b"a\x01b", b"a\tb", b"a\x7fb"])
 async def test_control_characters_in_header_are_rejected(api: Api, value: bytes) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         body = json.dumps(user()).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
         head += f"Authorization: {api.client.headers['Authorization']}\r\nX-Hermes-Session-Key: "
@@ -167,7 +167,7 @@ async def test_ignored_parameters_are_named_in_header(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     body = user(store=True, prediction={}, hologram=1, moderation="x")
     async with api.post(CHAT, body) as response:
-        await told(response)
+        await read_json(response)
         named = {name.strip() for name in response.headers["X-Hermes-Ignored"].split(",")}
     assert named == {"prediction", "hologram", "moderation"}
 
@@ -176,7 +176,7 @@ async def test_ignored_header_is_sanitised(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     odd = {"evil\r\nSet-Cookie: a=b": 1, "ü\x00": 1, **{f"field{n:04d}": 1 for n in range(400)}}
     async with api.post(CHAT, user(**odd)) as response:
-        await told(response)
+        await read_json(response)
         assert "Set-Cookie" not in response.headers
         assert len(response.headers["X-Hermes-Ignored"].encode()) <= 512
 
@@ -184,9 +184,9 @@ async def test_ignored_header_is_sanitised(api: Api) -> None:
 async def test_strict_parameters_reject_unknown_fields(start: Start) -> None:
     api = await start(Reply(text="Hello."), strict_parameters=True)
     async with api.post(CHAT, user(hologram=1)) as response:
-        await refused(response, 400, "unknown_parameter", "hologram")
+        await read_error(response, 400, "unknown_parameter", "hologram")
     async with api.post(CHAT, user(store=True)) as response:
-        await told(response)
+        await read_json(response)
 
 
 # ---- sizes and times
@@ -196,7 +196,7 @@ async def test_max_body_bytes_is_exact(start: Start) -> None:
     api = await start(Reply(text="Hello."), max_body_bytes=2000)
     exact = json.dumps(user()).encode().ljust(2000)
     async with api.post(CHAT, data=exact) as response:
-        await told(response)
+        await read_json(response)
 
     async def chunks() -> Any:
         yield exact
@@ -204,17 +204,17 @@ async def test_max_body_bytes_is_exact(start: Start) -> None:
 
     for data in (exact + b" ", chunks()):
         async with api.post(CHAT, data=data) as response:
-            await refused(response, 413, "body_too_large")
+            await read_error(response, 413, "body_too_large")
     packed = gzip.compress(b" " * 1_000_000)
     assert len(packed) < 2000
     async with api.post(CHAT, data=packed, headers={"Content-Encoding": "gzip"}) as response:
-        await refused(response, 413, "body_too_large")
+        await read_error(response, 413, "body_too_large")
 
 
 async def test_large_body_is_rejected_by_content_length(start: Start) -> None:
     api = await start(max_body_bytes=2000)
     key = api.client.headers["Authorization"]
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(
             f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: 99999999\r\n\r\n{{"
         )
@@ -226,7 +226,7 @@ async def test_large_body_is_rejected_by_content_length(start: Start) -> None:
 async def test_body_timeout_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.core.limits.BODY_S_MAX", 0.05)
     key = api.client.headers["Authorization"]
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: 50\r\n\r\n{{")
         answer = await wire.answer()
     assert answer.status == 408
@@ -237,20 +237,20 @@ async def test_body_timeout_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) ->
 async def test_max_text_chars_rejects_without_truncation(start: Start) -> None:
     api = await start(Reply(text="Hello."), max_text_chars=100)
     async with api.post(CHAT, user("ü" * 101)) as response:
-        await refused(response, 400, "string_above_max_length", "messages[0].content")
+        await read_error(response, 400, "string_above_max_length", "messages[0].content")
     async with api.post(RESPONSES, {"input": "ü" * 101}) as response:
-        await refused(response, 400, "string_above_max_length", "input")
+        await read_error(response, 400, "string_above_max_length", "input")
     async with api.post(CHAT, user("ü" * 100)) as response:
-        await told(response)
-    assert sent(api.model.requests[0]) == [("user", "ü" * 100)]
+        await read_json(response)
+    assert sent_messages(api.model.requests[0]) == [("user", "ü" * 100)]
 
 
 async def test_too_long_lists_are_rejected(api: Api) -> None:
     parts = [{"type": "text", "text": "x"}] * 1001
     async with api.post(CHAT, user(parts)) as response:
-        await refused(response, 400, "array_above_max_length", "messages[0].content")
+        await read_error(response, 400, "array_above_max_length", "messages[0].content")
     async with api.post(CHAT, {"messages": [{"role": "user", "content": "x"}] * 10_001}) as response:
-        await refused(response, 400, "array_above_max_length", "messages")
+        await read_error(response, 400, "array_above_max_length", "messages")
 
 
 # ---- ids
@@ -264,7 +264,7 @@ async def test_unknown_ids_of_any_form_are_404(api: Api, subtests: pytest.Subtes
 
 
 async def refuses_id(api: Api, odd: str, method: str, path: str, body: Any, code: str) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.request(method, path.format(odd), body, Authorization=api.client.headers["Authorization"])
         answer = await wire.answer()
     assert answer.status in (400, 404), (odd, answer)
@@ -287,14 +287,14 @@ async def test_unknown_references_in_body_are_404(api: Api) -> None:
     ]
     for path, body, code, param in rows:
         async with api.post(path, body) as response:
-            await refused(response, 404, code, param)
+            await read_error(response, 404, code, param)
 
 
 async def test_many_bad_requests_leave_server_working(api: Api) -> None:
-    async def one(number: int) -> int:
+    async def send_one(number: int) -> int:
         async with api.post(CHAT, data=NO_JSON[number % len(NO_JSON)]) as response:
             return response.status
 
-    assert set(await asyncio.gather(*(one(number) for number in range(100)))) == {400}
+    assert set(await asyncio.gather(*(send_one(number) for number in range(100)))) == {400}
     api.model.script = [Reply(text="Hello.")]
     assert (await api.ask("still there?"))["choices"][0]["message"]["content"] == "Hello."

@@ -15,7 +15,7 @@ from hermes.server import request_bodies
 from hermes.server.errors import ApiError
 from support.model_server import Reply
 
-from .clients import Json, Wire, check_envelope, check_headers, refused, told, user
+from .clients import Json, RawConnection, check_envelope, check_headers, read_error, read_json, user
 from .conftest import KEY, Api, Start
 
 CHAT, RESPONSES, SESSIONS, JOBS = "/v1/chat/completions", "/v1/responses", "/api/sessions", "/api/jobs"
@@ -49,7 +49,7 @@ async def test_too_many_fields_are_rejected(api: Api, path: str) -> None:
     for name, body, code, param, limit in TOO_MUCH:
         data = json.dumps(body, separators=(",", ":")).encode()
         async with api.post(path, data=data, headers={"Idempotency-Key": name.replace(" ", "-")}) as response:
-            error = await refused(response, 400, code, param)
+            error = await read_error(response, 400, code, param)
         assert limit in error["message"]
         assert (param or "body") in error["message"]
 
@@ -58,9 +58,9 @@ def test_too_many_json_values_are_rejected_before_decoding(monkeypatch: pytest.M
     monkeypatch.setattr(request_bodies.msgspec.json, "decode", lambda data: pytest.fail("it was read"))
     for item in (b"[]", b"{}", b'{"\\"[":"\\\\"}'):
         data = b'{"a": [' + b",".join([item] * (JSON_VALUES_MAX + 1)) + b"]}"
-        for given in (data, data.decode()):
+        for body in (data, data.decode()):
             with pytest.raises(ApiError) as caught:
-                request_bodies.as_object(given)
+                request_bodies.as_object(body)
             assert caught.value.code == "too_many_fields"
 
 
@@ -104,9 +104,9 @@ def test_surrogate_replacement_is_not_per_character() -> None:
 
 async def test_patch_with_too_many_fields_is_rejected(api: Api) -> None:
     async with api.post(SESSIONS, {}) as response:
-        session_id = (await told(response, 201))["session"]["id"]
+        session_id = (await read_json(response, 201))["session"]["id"]
     async with api.patch(f"{SESSIONS}/{session_id}", many(JSON_FIELDS_MAX + 1)) as response:
-        await refused(response, 400, "too_many_fields")
+        await read_error(response, 400, "too_many_fields")
 
 
 async def test_websocket_message_with_too_many_fields_is_rejected(api: Api) -> None:
@@ -121,7 +121,7 @@ async def test_ignored_header_is_limited(start: Start) -> None:
     api = await start(Reply(text="Hello."))
     unknown = {f"unknown_{number}_é": 1 for number in range(JSON_FIELDS_MAX - 1)}
     async with api.post(CHAT, {**unknown, **user()}) as response:
-        await told(response)
+        await read_json(response)
         listed = response.headers["X-Hermes-Ignored"]
     assert 480 < len(listed.encode()) <= 512
     assert listed.split(", ") == list(unknown)[: listed.count(",") + 1]
@@ -149,7 +149,7 @@ async def test_error_quotes_input_briefly(
     api: Api, method: str, path: str, body: Any, headers: dict[str, str], status: int
 ) -> None:
     async with api.post(SESSIONS, {}) as response:
-        path = path.replace("{id}", (await told(response, 201))["session"]["id"])
+        path = path.replace("{id}", (await read_json(response, 201))["session"]["id"])
     async with api.client.request(method, api.url + path, json=body, headers=headers) as response:
         error = check_envelope(status, await response.json())
         assert response.status == status, error
@@ -159,9 +159,9 @@ async def test_error_quotes_input_briefly(
 
 async def test_secret_in_field_name_is_redacted(api: Api) -> None:
     async with api.post(SESSIONS, {}) as response:
-        session_id = (await told(response, 201))["session"]["id"]
+        session_id = (await read_json(response, 201))["session"]["id"]
     async with api.patch(f"{SESSIONS}/{session_id}", {KEY: 1}) as response:
-        error = await refused(response, 400, "unsupported_session_field", "[redacted]")
+        error = await read_error(response, 400, "unsupported_session_field", "[redacted]")
     assert KEY not in json.dumps(error)
 
 
@@ -193,10 +193,10 @@ REFUSED: list[tuple[str, Json, str, str, dict[str, str], int]] = [
 @pytest.fixture
 def inflaters(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each time that anything in the process began to inflate."""
-    begun: list[int] = []
+    starts: list[int] = []
     make = zlib.decompressobj
-    monkeypatch.setattr(zlib, "decompressobj", lambda *args, **more: begun.append(1) or make(*args, **more))
-    return begun
+    monkeypatch.setattr(zlib, "decompressobj", lambda *args, **more: starts.append(1) or make(*args, **more))
+    return starts
 
 
 @pytest.mark.parametrize(
@@ -225,10 +225,10 @@ async def test_body_of_rate_limited_request_is_not_inflated(start: Start, inflat
     )
     headers = {"Authorization": f"Bearer {'k' * 8 + KEY}", "Content-Encoding": "gzip"}
     async with api.post(CHAT, data=PACKED, headers=headers) as response:
-        await told(response)
+        await read_json(response)
     assert len(inflaters) == 1
     async with api.post(CHAT, data=PACKED, headers=headers) as response:
-        await refused(response, 429, "rate_limit_exceeded")
+        await read_error(response, 429, "rate_limit_exceeded")
     assert len(inflaters) == 1
 
 
@@ -238,7 +238,7 @@ async def test_compressed_bodies_are_read(start: Start, encoding: str) -> None:
     data = json.dumps(user()).encode()
     packed = {"gzip": gzip.compress, "x-gzip": gzip.compress, "deflate": zlib.compress}.get(encoding.lower(), bytes)
     async with api.post(CHAT, data=packed(data), headers={"Content-Encoding": encoding}) as response:
-        await told(response)
+        await read_json(response)
 
 
 BROKEN = [
@@ -253,7 +253,7 @@ BROKEN = [
 @pytest.mark.parametrize(("packed", "status", "code"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
 async def test_invalid_compressed_body_is_rejected(api: Api, packed: bytes, status: int, code: str) -> None:
     async with api.post(CHAT, data=packed, headers={"Content-Encoding": "gzip"}) as response:
-        await refused(response, status, code)
+        await read_error(response, status, code)
 
 
 # ---- heads
@@ -270,7 +270,7 @@ async def test_non_utf8_header_is_rejected(api: Api, name: str, param: str) -> N
     lines = {"Host": b"127.0.0.1", "Authorization": f"Bearer {KEY}".encode(), name: b"Bearer caf\xe9"}
     head = b"".join(b"%s: %s\r\n" % (key.encode(), value) for key, value in lines.items())
     body = json.dumps(user()).encode()
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(b"POST %s HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n" % (CHAT.encode(), head, len(body)) + body)
         answer = await wire.answer()
     assert check_envelope(400, answer.json)["param"] == param
@@ -281,7 +281,7 @@ async def test_non_utf8_header_is_rejected(api: Api, name: str, param: str) -> N
 async def test_utf8_header_is_read(start: Start) -> None:
     api = await start(Reply(text="Hello."))
     async with api.post(CHAT, user(), headers={"X-Hermes-Session-Key": "café"}) as response:
-        assert (await told(response))["choices"]
+        assert (await read_json(response))["choices"]
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
@@ -289,7 +289,7 @@ async def test_utf8_header_is_read(start: Start) -> None:
 @pytest.mark.parametrize("key", ["", KEY], ids=["open", "keyed"])
 async def test_missing_or_duplicate_host_is_rejected(start: Start, version: str, hosts: str, key: str) -> None:
     api = await start(key=key)
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(f"GET /health HTTP/{version}\r\n{hosts}Connection: close\r\n\r\n")
         answer = await wire.answer()
     assert answer.status == 400
@@ -298,7 +298,7 @@ async def test_missing_or_duplicate_host_is_rejected(start: Start, version: str,
 
 
 async def test_http_1_0_request_is_answered(api: Api) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send("GET /health HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
         assert (await wire.answer()).status == 200
 
@@ -321,7 +321,7 @@ ODD_HEADS = [
 async def test_http_library_rejections_have_error_envelope(
     api: Api, path: str, lines: str, status: int, word: str
 ) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n{lines}\r\n")
         answer = await wire.answer()
     assert answer.status == status
@@ -355,13 +355,13 @@ SCHEMAS: list[tuple[str, Json, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "words"), [row[1:] for row in SCHEMAS], ids=[row[0] for row in SCHEMAS])
-async def test_uncheckable_strict_schema_is_rejected(api: Api, schema: Json, words: str) -> None:
+@pytest.mark.parametrize(("schema", "message"), [row[1:] for row in SCHEMAS], ids=[row[0] for row in SCHEMAS])
+async def test_uncheckable_strict_schema_is_rejected(api: Api, schema: Json, message: str) -> None:
     schema = json.loads(json.dumps(schema).replace("{url}", api.model.url))
     chat = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
     text = {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": schema}}
     for path, body in ((CHAT, user(response_format=chat)), (RESPONSES, {"input": "x", "text": text})):
         async with api.post(path, body) as response:
-            error = await refused(response, 400, "invalid_value")
-        assert any(word in error["message"] for word in words.split("|")), error
+            error = await read_error(response, 400, "invalid_value")
+        assert any(word in error["message"] for word in message.split("|")), error
     assert api.model.requests == []

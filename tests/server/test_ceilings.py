@@ -19,7 +19,7 @@ from hermes.services.jobs import new_job
 from hermes.store.base import Row
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, eventually, offered, refused, told, user
+from .clients import HeldModel, Json, eventually, read_error, read_json, tool_names, user
 from .conftest import Api, Start
 from .test_keys import ALL, BEN, bearer
 
@@ -40,11 +40,11 @@ CEILING: Json = {"toolsets": ["todo", "cronjob", "delegation"], "models": ["fast
 MORE: Json = {"headers": bearer(LIMITED)}
 
 
-async def ended(api: Api, run_id: str) -> Any:
+async def wait_for_end(api: Api, run_id: str) -> Any:
     async def record() -> Any:
         return await api.app.engine.get(run_id)
 
-    return await eventually(record, lambda found: found is not None and found.state.ended)
+    return await eventually(record, lambda value: value is not None and value.state.ended)
 
 
 # --- ways to begin a turn --------------------------------------------------------------------------------------------
@@ -52,19 +52,19 @@ async def ended(api: Api, run_id: str) -> Any:
 
 async def _chat(api: Api) -> None:
     async with api.post("/v1/chat/completions", user("hi", model="fast"), **MORE) as response:
-        await told(response)
+        await read_json(response)
 
 
 async def _response(api: Api) -> None:
     async with api.post("/v1/responses", {"input": "hi", "model": "fast"}, **MORE) as response:
-        await told(response)
+        await read_json(response)
 
 
 async def _background(api: Api) -> None:
     body = {"input": "hi", "model": "fast", "background": True}
     async with api.post("/v1/responses", body, **MORE) as response:
-        response_id = (await told(response))["id"]
-    await ended(api, response_id.replace("resp_", "run_"))
+        response_id = (await read_json(response))["id"]
+    await wait_for_end(api, response_id.replace("resp_", "run_"))
 
 
 async def _websocket(api: Api) -> None:
@@ -77,23 +77,23 @@ async def _websocket(api: Api) -> None:
 
 async def _session(api: Api) -> None:
     async with api.post("/api/sessions", {"id": "mine", "model": "fast"}, **MORE) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     async with api.post("/api/sessions/mine/chat", {"message": "hi", "model": "fast"}, **MORE) as response:
-        await told(response)
+        await read_json(response)
 
 
 async def _run(api: Api) -> None:
     async with api.post("/v1/runs", {"input": "hi", "model": "fast"}, **MORE) as response:
-        await ended(api, (await told(response, 202))["run_id"])
+        await wait_for_end(api, (await read_json(response, 202))["run_id"])
 
 
 async def _job(api: Api) -> None:
     body = {"schedule": "1h", "prompt": "hi", "model": "fast", "enabled_toolsets": ["todo", "terminal", "file"]}
     async with api.post("/api/jobs", body, **MORE) as response:
-        job = (await told(response, 201))["job"]
+        job = (await read_json(response, 201))["job"]
     assert not {"tool_policy", "allowed_models"} & job.keys()
     async with api.post(f"/api/jobs/{job['id']}/run", **MORE) as response:
-        await ended(api, (await told(response, 202))["run_id"])
+        await wait_for_end(api, (await read_json(response, 202))["run_id"])
 
 
 def _record(**fields: Any) -> Json:
@@ -105,7 +105,7 @@ def _record(**fields: Any) -> Json:
 async def _scheduled(api: Api) -> None:
     job = await api.app.store.jobs.create(_record(model="quick"))
     await Scheduler(api.app.engine, api.app.store.jobs, lambda: 4).look()
-    await ended(api, (await api.app.store.jobs.get(job["id"]))["last_run_id"])
+    await wait_for_end(api, (await api.app.store.jobs.get(job["id"]))["last_run_id"])
 
 
 async def _by_cron_tool(api: Api) -> None:
@@ -137,7 +137,7 @@ async def _resumed(api: Api) -> None:
     session = {"id": spec.session_id, "source": "api_server", "owner": spec.owner}
     await store.runs.append(spec.run_id, None, [started], [row], session=session)
     await api.app.engine.resume_all()  # unless the server has found it already
-    assert (await ended(api, spec.run_id)).state.status == "completed"
+    assert (await wait_for_end(api, spec.run_id)).state.status == "completed"
 
 
 WAYS: dict[str, Begin] = {
@@ -162,7 +162,7 @@ async def test_every_turn_respects_toolsets_and_models_of_key(start: Start, way:
     assert api.model.requests
     for request in api.model.requests:
         assert request.model == "quick"
-        assert set(offered(request)) <= {"todo", "cronjob", "delegate_task"}, offered(request)
+        assert set(tool_names(request)) <= {"todo", "cronjob", "delegate_task"}, tool_names(request)
     for record in await api.app.engine.list(owner="limited") if way != "recovery" else ():
         assert record.spec.tool_policy is not None and record.spec.allowed_models == {"fast"}
         assert RunSpec.from_stored(record.spec.stored()) == record.spec
@@ -176,7 +176,7 @@ async def test_job_with_disallowed_model_is_403(start: Start, model: str | None)
     api = await start(keys=key(**CEILING), model_routes=ROUTES)
     body = {"schedule": "1h", "prompt": "hi", **({"model": model} if model else {})}
     async with api.post("/api/jobs", body, **MORE) as response:
-        await refused(response, 403, "model_not_allowed", "model")
+        await read_error(response, 403, "model_not_allowed", "model")
 
 
 @pytest.mark.parametrize("model", ["big", None])
@@ -184,7 +184,7 @@ async def test_background_turn_with_disallowed_model_fails(start: Start, model: 
     api = await start(keys=key(**CEILING), model_routes=ROUTES)
     spec = spec_of({**_record(model=model), "id": "0" * 12}, time.time())
     await api.app.engine.run(spec)
-    state = (await ended(api, spec.run_id)).state
+    state = (await wait_for_end(api, spec.run_id)).state
     assert state.status == "failed" and "fast" in state.error and api.model.requests == []
 
 
@@ -254,45 +254,45 @@ async def test_http_turn_is_rate_counted_once(start: Start) -> None:
     for _ in range(2):
         await _chat_of(api)
     async with api.post("/v1/chat/completions", user("hi"), **MORE) as response:
-        await refused(response, 429, "rate_limit_exceeded")
+        await read_error(response, 429, "rate_limit_exceeded")
     async with api.post("/v1/chat/completions", user("hi"), headers=bearer(BEN)) as response:
-        await told(response)
+        await read_json(response)
 
 
 async def test_key_concurrency_limit_applies_to_jobs(start: Start) -> None:
-    async with HeldModel(Reply(text="Hi.")) as held:
-        api = await start(settings=held.settings, keys=key(max_concurrent=1))
+    async with HeldModel(Reply(text="Hi.")) as held_model:
+        api = await start(settings=held_model.settings, keys=key(max_concurrent=1))
         async with api.post("/v1/runs", {"input": "hi"}, **MORE) as response:
-            await told(response, 202)
-        await held.asked()
+            await read_json(response, 202)
+        await held_model.wait_for_request()
         with pytest.raises(Refused) as refusal:
             await api.app.engine.submit(spec_of({**_record(), "id": "0" * 12}, time.time()))
         assert refusal.value.code == "rate_limit_exceeded"
-        held.let_all()
+        held_model.release_all()
 
 
 @pytest.mark.parametrize(
     ("path", "body"), [("/v1/responses", {"input": "hi", "background": True}), ("/v1/runs", {"input": "hi"})]
 )
 async def test_key_concurrency_limit_applies_to_simultaneous_submissions(start: Start, path: str, body: Json) -> None:
-    async with HeldModel(Reply(text="Hi.")) as held:
-        api = await start(settings=held.settings, keys=key(max_concurrent=1))
+    async with HeldModel(Reply(text="Hi.")) as held_model:
+        api = await start(settings=held_model.settings, keys=key(max_concurrent=1))
 
         async def status() -> int:
             async with api.post(path, body, **MORE) as response:
                 return response.status
 
-        found = await asyncio.gather(*(status() for _ in range(4)))
-        assert sorted(found)[1:] == [429] * 3
-        held.let_all()
+        results = await asyncio.gather(*(status() for _ in range(4)))
+        assert sorted(results)[1:] == [429] * 3
+        held_model.release_all()
 
-        async def ended() -> tuple[list[str], int]:
+        async def wait_for_end() -> tuple[list[str], int]:
             async with api.get("/v1/runs", **MORE) as response:
-                return [run["status"] for run in (await told(response))["data"]], api.app.engine.active
+                return [run["status"] for run in (await read_json(response))["data"]], api.app.engine.active
 
-        await eventually(ended, lambda found: found == (["completed"], 0))
+        await eventually(wait_for_end, lambda value: value == (["completed"], 0))
 
 
 async def _chat_of(api: Api) -> None:
     async with api.post("/v1/chat/completions", user("hi"), **MORE) as response:
-        await told(response)
+        await read_json(response)

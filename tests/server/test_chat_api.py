@@ -18,11 +18,11 @@ from .clients import (
     Stream,
     chat_text,
     function,
-    refused,
-    sent,
+    read_error,
+    read_json,
+    sent_messages,
     stream_of,
     system_of,
-    told,
     user,
 )
 from .conftest import Api, Start
@@ -44,7 +44,7 @@ async def ask(api: Api, body: Json, **headers: str) -> tuple[Json, Any]:
     """A plain answer and its headers."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with api.post(CHAT, body, headers=named) as response:
-        return await told(response), response.headers
+        return await read_json(response), response.headers
 
 
 async def streamed(api: Api, body: Json, **headers: str) -> list[Frame]:
@@ -54,11 +54,11 @@ async def streamed(api: Api, body: Json, **headers: str) -> list[Frame]:
         return await stream_of(response)
 
 
-def chunks(seen: list[Frame]) -> list[Json]:
+def chunks(frames: list[Frame]) -> list[Json]:
     """The chunks of a stream that ends as streams do."""
-    assert seen[-1].data == "[DONE]"
-    assert [item.id for item in seen] == [None] * len(seen)
-    return [item.data for item in seen[:-1] if item.event is None]
+    assert frames[-1].data == "[DONE]"
+    assert [item.id for item in frames] == [None] * len(frames)
+    return [item.data for item in frames[:-1] if item.event is None]
 
 
 # ---- the plain answer
@@ -126,18 +126,18 @@ async def test_header_can_hide_reasoning(start: Start) -> None:
 
 async def test_chat_stream_chunk_order(api: Api) -> None:
     api.model.script = [Reply(text=["Two ", "files."], usage=COUNTED)]
-    seen = chunks(await streamed(api, user(model="my-model")))
-    assert {chunk["object"] for chunk in seen} == {"chat.completion.chunk"}
-    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in seen}) == 1
-    assert re.fullmatch(r"chatcmpl-[0-9a-f]{32}", seen[0]["id"])
-    assert seen[0]["model"] == "my-model"
-    choices = [chunk["choices"][0] for chunk in seen]
+    stream_chunks = chunks(await streamed(api, user(model="my-model")))
+    assert {chunk["object"] for chunk in stream_chunks} == {"chat.completion.chunk"}
+    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in stream_chunks}) == 1
+    assert re.fullmatch(r"chatcmpl-[0-9a-f]{32}", stream_chunks[0]["id"])
+    assert stream_chunks[0]["model"] == "my-model"
+    choices = [chunk["choices"][0] for chunk in stream_chunks]
     assert all(set(choice) == {"index", "delta", "logprobs", "finish_reason"} for choice in choices)
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(choice["delta"]["content"] for choice in choices[1:-1]) == "Two files."
     assert (choices[-1]["delta"], choices[-1]["finish_reason"]) == ({}, "stop")
     assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
-    assert not any("error" in chunk or "hermes" in chunk for chunk in seen)
+    assert not any("error" in chunk or "hermes" in chunk for chunk in stream_chunks)
 
 
 async def test_chat_stream_is_incremental(start: Start) -> None:
@@ -147,11 +147,11 @@ async def test_chat_stream_is_incremental(start: Start) -> None:
             stream = Stream(response)
             # The role comes before the provider has said anything.
             assert (await stream.next()).data["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-            got = []
+            deltas = []
             for _ in range(3):
-                model.let()
-                got.append((await stream.next()).data["choices"][0]["delta"])
-            assert got == [{"content": "Hello"}, {"content": " there"}, {"content": ", you."}]
+                model.release()
+                deltas.append((await stream.next()).data["choices"][0]["delta"])
+            assert deltas == [{"content": "Hello"}, {"content": " there"}, {"content": ", you."}]
             rest = await stream.rest()
     assert rest[-1].data == "[DONE]"
 
@@ -165,25 +165,25 @@ async def test_chat_stream_separates_text_around_tools_by_blank_line(api: Api) -
 async def test_chat_stream_include_usage(api: Api, wanted: bool | None, last: Any, finish: Any) -> None:
     api.model.script = [Reply(text="Two files.", usage=COUNTED)]
     options = {} if wanted is None else {"stream_options": {"include_usage": wanted}}
-    seen = chunks(await streamed(api, user(**options)))
-    ending = next(chunk for chunk in seen if chunk["choices"] and chunk["choices"][0]["finish_reason"])
+    stream_chunks = chunks(await streamed(api, user(**options)))
+    ending = next(chunk for chunk in stream_chunks if chunk["choices"] and chunk["choices"][0]["finish_reason"])
     assert ending.get("usage") == finish
     if last is None:
-        assert all(chunk["choices"] for chunk in seen)
+        assert all(chunk["choices"] for chunk in stream_chunks)
         return
-    assert (seen[-1]["choices"], seen[-1]["usage"]) == ([], SHOWN)
-    assert [chunk["usage"] for chunk in seen[:-1]] == [None] * (len(seen) - 1)
+    assert (stream_chunks[-1]["choices"], stream_chunks[-1]["usage"]) == ([], SHOWN)
+    assert [chunk["usage"] for chunk in stream_chunks[:-1]] == [None] * (len(stream_chunks) - 1)
 
 
 async def test_chat_stream_reasoning_on_request_only(start: Start) -> None:
     api = await start(*[Reply(text="Four.", reasoning=["Two and ", "two."], continues=False)] * 3, show_reasoning=False)
-    seen = await streamed(api, user("a"))
-    assert chat_text(seen, "reasoning_content") == ""
-    assert "reasoning_content" not in str(seen)
-    seen = await streamed(api, user("b", include_reasoning=True))
-    assert chat_text(seen, "reasoning_content") == "Two and two."
-    assert chat_text(seen) == "Four."
-    for chunk in chunks(seen):
+    events = await streamed(api, user("a"))
+    assert chat_text(events, "reasoning_content") == ""
+    assert "reasoning_content" not in str(events)
+    events = await streamed(api, user("b", include_reasoning=True))
+    assert chat_text(events, "reasoning_content") == "Two and two."
+    assert chat_text(events) == "Four."
+    for chunk in chunks(events):
         for choice in chunk["choices"]:
             assert len({"content", "reasoning_content"} & set(choice["delta"])) <= 1
             assert choice["delta"].get("content", "") is not None
@@ -215,10 +215,10 @@ PASSED: list[tuple[Json, Json]] = [
 ALWAYS_PASSED = {"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop"}
 
 
-@pytest.mark.parametrize(("given", "passed"), PASSED, ids=[",".join(given) for given, _ in PASSED])
-async def test_sampling_parameters_reach_every_model_call(api: Api, given: Json, passed: Json) -> None:
+@pytest.mark.parametrize(("parameters", "passed"), PASSED, ids=[",".join(parameters) for parameters, _ in PASSED])
+async def test_sampling_parameters_reach_every_model_call(api: Api, parameters: Json, passed: Json) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Done.")]
-    _, headers = await ask(api, user(**given))
+    _, headers = await ask(api, user(**parameters))
     ignored = [name.strip() for name in headers.get("X-Hermes-Ignored", "").split(",")]
     assert not set(ignored) & ALWAYS_PASSED
     assert len(api.model.requests) == 2
@@ -255,7 +255,7 @@ async def test_message_roles_reach_model(api: Api) -> None:
     ]
     _, headers = await ask(api, {"messages": messages})
     request = api.model.requests[0]
-    assert sent(request) == [("user", "one\ntwo"), ("assistant", "ok"), ("user", "three")]
+    assert sent_messages(request) == [("user", "one\ntwo"), ("assistant", "ok"), ("user", "three")]
     assert "Be brief.\nBe kind." in system_of(request)
     assert headers["X-Hermes-History"] == "request; messages=2; ignored=0"
 
@@ -272,7 +272,7 @@ async def test_text_file_is_inlined_into_message(api: Api) -> None:
     api.model.script = [Reply(text="Read.")]
     part = {"type": "file", "file": {"filename": "list.txt", "file_data": "data:text/plain;base64,bWlsaw=="}}
     await ask(api, user([part, {"type": "text", "text": "what is in it?"}]))
-    (_, text), *_ = sent(api.model.requests[0])
+    (_, text), *_ = sent_messages(api.model.requests[0])
     assert "list.txt" in text
     assert "milk" in text
 
@@ -293,19 +293,19 @@ async def test_past_tool_calls_are_kept(api: Api) -> None:
     assert api.model.requests[0].body["messages"][3]["tool_call_id"] == "c1"
 
 
-@pytest.mark.parametrize(("model", "strict", "asked"), [("fast", False, "small"), ("other", False, "test-model")])
-async def test_model_alias_uses_its_route(start: Start, model: str, strict: bool, asked: str) -> None:
+@pytest.mark.parametrize(("model", "strict", "model_name"), [("fast", False, "small"), ("other", False, "test-model")])
+async def test_model_alias_uses_its_route(start: Start, model: str, strict: bool, model_name: str) -> None:
     api = await start(Reply(text="Hello."), model_routes={"fast": {"model": "small"}}, strict_models=strict)
     body, headers = await ask(api, user(model=model))
     assert body["model"] == model
-    assert headers["X-Hermes-Model"].endswith(f"/{asked}")
-    assert api.model.requests[0].model == asked
+    assert headers["X-Hermes-Model"].endswith(f"/{model_name}")
+    assert api.model.requests[0].model == model_name
 
 
 async def test_strict_models_reject_unknown(start: Start) -> None:
     api = await start(Reply(text="Hello."), strict_models=True)
     async with api.post(CHAT, user(model="other")) as response:
-        await refused(response, 404, "model_not_found", "model")
+        await read_error(response, 404, "model_not_found", "model")
     await ask(api, user(model="hermes-agent"))
 
 
@@ -329,7 +329,7 @@ async def test_named_session_uses_stored_history_and_names_ignored(api: Api) -> 
     _, headers = await ask(api, body, X_Hermes_Session_Id="kitchen")
     assert headers["X-Hermes-Session-Id"] == "kitchen"
     assert headers["X-Hermes-History"] == "stored; messages=2; ignored=2"
-    assert sent(api.model.requests[1]) == [("user", "hi"), ("assistant", "Hello."), ("user", "who?")]
+    assert sent_messages(api.model.requests[1]) == [("user", "hi"), ("assistant", "Hello."), ("user", "who?")]
 
 
 async def test_empty_named_session_is_seeded_once(api: Api) -> None:
@@ -338,9 +338,9 @@ async def test_empty_named_session_is_seeded_once(api: Api) -> None:
     for last in ("c", "d"):
         body = {"messages": [*earlier, *user(last)["messages"]]}
         await ask(api, body, X_Hermes_Session_Id="garden", X_Hermes_Seed_History="true")
-    assert sent(api.model.requests[0]) == [("user", "a"), ("assistant", "b"), ("user", "c")]
+    assert sent_messages(api.model.requests[0]) == [("user", "a"), ("assistant", "b"), ("user", "c")]
     expected = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "one"), ("user", "d")]
-    assert sent(api.model.requests[1]) == expected
+    assert sent_messages(api.model.requests[1]) == expected
 
 
 async def test_open_server_accepts_session_id_but_not_session_key(start: Start) -> None:
@@ -348,7 +348,7 @@ async def test_open_server_accepts_session_id_but_not_session_key(start: Start) 
     _, headers = await ask(api, user(), X_Hermes_Session_Id="hall")
     assert headers["X-Hermes-Session-Id"] == "hall"
     async with api.post(CHAT, user(), headers={"X-Hermes-Session-Key": "me"}) as response:
-        error = await refused(response, 403, "session_key_requires_api_key")
+        error = await read_error(response, 403, "session_key_requires_api_key")
         assert "X-Hermes-Session-Key requires API key" in error["message"]
 
 
@@ -362,7 +362,7 @@ async def test_conversation_keeps_session_over_turns(api: Api) -> None:
     assert first["X-Hermes-Session-Id"].startswith("api-")
     assert second["X-Hermes-Session-Id"] == first["X-Hermes-Session-Id"]
     async with api.get(f"/api/sessions/{first['X-Hermes-Session-Id']}/messages") as response:
-        rows = (await told(response))["data"]
+        rows = (await read_json(response))["data"]
     assert [row["content"] for row in rows] == ["hi", "Hello.", "ok?", "Fine."]
 
 
@@ -375,15 +375,15 @@ async def test_equal_openings_do_not_share_session(api: Api) -> None:
         body = {"messages": [*user("hi")["messages"], {"role": "assistant", "content": answer}, *user("?")["messages"]]}
         _, headers = await ask(api, body)
         assert headers["X-Hermes-Session-Id"] == session
-    assert [sent(r)[1][1] for r in api.model.requests[2:]] == ["Hello.", "Hi you."]
+    assert [sent_messages(r)[1][1] for r in api.model.requests[2:]] == ["Hello.", "Hi you."]
 
 
 async def test_concurrent_equal_openings_do_not_wait(start: Start) -> None:
     async with HeldModel(*[Reply(text="Hello.", continues=False)] * 3) as model:
         api = await start(settings=model.settings)
         turns = [asyncio.create_task(ask(api, user("hi"))) for _ in range(3)]
-        await model.asked(3)
-        model.let_all()
+        await model.wait_for_request(3)
+        model.release_all()
         ids = {headers["X-Hermes-Session-Id"] for _, headers in await asyncio.gather(*turns)}
     assert len(ids) == 3
 
@@ -396,13 +396,13 @@ async def test_busy_session_is_409_with_run_id(start: Start) -> None:
         api = await start(settings=model.settings, session_wait_seconds=0)
         async with api.post(CHAT, user(stream=True), headers={"X-Hermes-Session-Id": "hall"}) as holder:
             assert holder.status == 200, await holder.text()
-            await model.asked()
+            await model.wait_for_request()
             async with api.post(CHAT, user(), headers={"X-Hermes-Session-Id": "hall"}) as response:
-                await refused(response, 409, "session_busy")
+                await read_error(response, 409, "session_busy")
                 assert int(response.headers["Retry-After"]) >= 1
                 assert response.headers["x-should-retry"] == "true"
                 assert response.headers["X-Hermes-Run-Id"] == holder.headers["X-Hermes-Run-Id"]
-            model.let_all()
+            model.release_all()
             await holder.read()
 
 
@@ -420,11 +420,11 @@ async def test_second_turn_waits_and_sees_first(start: Start) -> None:
     async with HeldModel(Reply(text="Hello."), Reply(text="Again.")) as model:
         api = await start(settings=model.settings)
         first = asyncio.create_task(ask(api, user("one"), X_Hermes_Session_Id="hall"))
-        await model.asked()
+        await model.wait_for_request()
         second = asyncio.create_task(ask(api, user("two"), X_Hermes_Session_Id="hall"))
-        model.let_all()
+        model.release_all()
         await asyncio.gather(first, second)
-    assert sent(model.requests[1]) == [("user", "one"), ("assistant", "Hello."), ("user", "two")]
+    assert sent_messages(model.requests[1]) == [("user", "one"), ("assistant", "Hello."), ("user", "two")]
 
 
 @pytest.mark.parametrize(
@@ -437,14 +437,14 @@ async def test_concurrency_cap_on_every_route(start: Start, path: str, body: Jso
     async with HeldModel(*[Reply(text="Hello.", continues=False)] * 2) as model:
         api = await start(settings=model.settings, max_concurrent_runs=1)
         if "s1" in path:
-            await told(await api.post("/api/sessions", {"id": "s1"}), 201)
+            await read_json(await api.post("/api/sessions", {"id": "s1"}), 201)
         first = asyncio.create_task(ask(api, user("first")))
-        await model.asked()
+        await model.wait_for_request()
         async with api.post(path, body) as response:
-            await refused(response, 429, "rate_limit_exceeded")
+            await read_error(response, 429, "rate_limit_exceeded")
             assert int(response.headers["Retry-After"]) >= 1
             assert response.headers["x-should-retry"] == "true"
-        model.let_all()
+        model.release_all()
         await first
         async with api.post(path, body) as response:
             assert response.status in (200, 202)
@@ -455,10 +455,10 @@ async def test_draining_server_rejects_new_turns(api: Api) -> None:
     await api.app.engine.drain(0)
     for path, body in ((CHAT, user()), ("/v1/responses", {"input": "x"}), ("/v1/runs", {"input": "x"})):
         async with api.post(path, body) as response:
-            await refused(response, 503, "gateway_draining")
+            await read_error(response, 503, "gateway_draining")
             assert int(response.headers["Retry-After"]) >= 1
     async with api.get("/v1/models") as response:
-        await told(response)
+        await read_json(response)
 
 
 # ---- what is not to be kept
@@ -473,30 +473,30 @@ async def test_store_false_leaves_nothing(api: Api, stream: bool) -> None:
             run_id = response.headers["X-Hermes-Run-Id"]
             await response.read()
         async with api.get(f"/v1/runs/{run_id}") as response:
-            await refused(response, 404, "run_not_found")
-    assert [sent(request) for request in api.model.requests] == [[("user", "strawberries")]] * 2
+            await read_error(response, 404, "run_not_found")
+    assert [sent_messages(request) for request in api.model.requests] == [[("user", "strawberries")]] * 2
     for path in ("/api/sessions", "/v1/runs", "/api/sessions/search?q=strawberries"):
         async with api.get(path) as response:
-            assert (await told(response))["data"] == [], path
+            assert (await read_json(response))["data"] == [], path
     headers = {"X-Hermes-Session-Id": "hall"}
     async with api.post(CHAT, user("strawberries", store=False, stream=stream), headers=headers) as response:
         assert response.status == 200
         await response.read()
     async with api.get("/api/sessions") as response:
-        assert [session["id"] for session in (await told(response))["data"]] == ["hall"]
+        assert [session["id"] for session in (await read_json(response))["data"]] == ["hall"]
 
 
 async def test_store_false_client_call_leaves_nothing(api: Api, home_folder: Path) -> None:
     api.model.script = [Reply(tool_calls=[Call("lamp", id="call_lamp")])]
     await api.ask("strawberries", store=False, tools=[function("lamp")])
-    kept = b"".join(path.read_bytes() for path in home_folder.glob("*.db*"))
-    assert kept and b"strawberries" not in kept
+    data = b"".join(path.read_bytes() for path in home_folder.glob("*.db*"))
+    assert data and b"strawberries" not in data
 
 
 async def test_concurrent_store_false_requests_do_not_wait(start: Start) -> None:
-    async with HeldModel(Reply(text="a"), Reply(text="a")) as held:
-        api = await start(settings=held.settings, session_wait_seconds=0)
+    async with HeldModel(Reply(text="a"), Reply(text="a")) as held_model:
+        api = await start(settings=held_model.settings, session_wait_seconds=0)
         asking = [asyncio.create_task(api.ask("hi", store=False)) for _ in range(2)]
-        await held.asked(2)
-        held.let_all()
+        await held_model.wait_for_request(2)
+        held_model.release_all()
         await asyncio.gather(*asking)

@@ -1,4 +1,4 @@
-"""Turns that do not end well: what a client of chat completions is told, plain and streamed."""
+"""Failed turns: the errors of chat completions, plain and streamed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hermes.agent import decisions
 from support.model_server import Call, Reply, Request
 from support.wire import body_bytes
 
-from .clients import HeldModel, Json, Stream, chat_text, check_envelope, refused, stream_of, told, user
+from .clients import HeldModel, Json, Stream, chat_text, check_envelope, read_error, read_json, stream_of, user
 from .conftest import Api, Start
 
 CHAT = "/v1/chat/completions"
@@ -62,7 +62,7 @@ def check_flags(flags: Json, code: str, **known: bool) -> None:
 async def test_chat_failure_without_text_is_http_error(api: Api, reply: Reply, status: int, code: str) -> None:
     api.model.handler = lambda _: reply
     async with api.post(CHAT, user()) as response:
-        error = await refused(response, status, code)
+        error = await read_error(response, status, code)
         headers = response.headers
     own = "output_truncated" if reply.finish == "length" else "content_filter" if reply.finish else code
     assert error["hermes"]["error_code"] in (code, own)
@@ -80,10 +80,10 @@ async def test_chat_failure_without_text_is_http_error(api: Api, reply: Reply, s
 async def test_chat_stream_failure_is_in_last_chunk(api: Api, reply: Reply, status: int, code: str) -> None:
     api.model.handler = lambda _: reply
     async with api.post(CHAT, user(stream=True)) as response:
-        seen = await stream_of(response)
-    assert seen[-1].data == "[DONE]"
-    assert chat_text(seen) == ""
-    ends = [f.data for f in seen[:-1] if f.data["choices"] and f.data["choices"][0]["finish_reason"]]
+        frames = await stream_of(response)
+    assert frames[-1].data == "[DONE]"
+    assert chat_text(frames) == ""
+    ends = [f.data for f in frames[:-1] if f.data["choices"] and f.data["choices"][0]["finish_reason"]]
     assert [end["choices"][0]["finish_reason"] for end in ends] == ["error"]
     assert check_envelope(status, ends[0])["code"] == code
     assert ends[0]["hermes"]["completed"] is False
@@ -93,11 +93,11 @@ async def test_failed_turn_keeps_question_and_marks_turn(api: Api) -> None:
     api.model.script = [Reply(status=401, error="bad key"), Reply(text="Better.")]
     headers = {"X-Hermes-Session-Id": "hall"}
     async with api.post(CHAT, user("one"), headers=headers) as response:
-        await refused(response, 502, "provider_auth_failed")
+        await read_error(response, 502, "provider_auth_failed")
     async with api.post(CHAT, user("two"), headers=headers) as response:
-        await told(response)
+        await read_json(response)
     async with api.get("/api/sessions/hall/messages") as response:
-        rows = (await told(response))["data"]
+        rows = (await read_json(response))["data"]
     assert [(row["role"], row["synthetic"]) for row in rows] == [
         ("user", False),
         ("assistant", True),
@@ -112,10 +112,10 @@ async def test_turn_timeout(start: Start) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."]), Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings, turn_timeout_seconds=0.3)
         async with api.post(CHAT, user()) as response:
-            await refused(response, 504, "turn_timeout")
-        model.let()
+            await read_error(response, 504, "turn_timeout")
+        model.release()
         async with api.post(CHAT, user("again")) as response:
-            body = await told(response)
+            body = await read_json(response)
         check_flags(body["hermes"], "turn_timeout", partial=True, failed=True)
         assert body["choices"][0]["finish_reason"] == "error"
         assert body["choices"][0]["message"]["content"] == "Half"
@@ -125,7 +125,7 @@ async def test_client_can_shorten_turn_timeout(start: Start) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings)
         async with api.post(CHAT, user(), headers={"X-Hermes-Timeout": "1"}) as response:
-            await refused(response, 504, "turn_timeout")
+            await read_error(response, 504, "turn_timeout")
 
 
 # ---- text, but no good end
@@ -142,7 +142,7 @@ async def test_client_can_shorten_turn_timeout(start: Start) -> None:
 async def test_truncated_answer_is_marked(api: Api, reply: Reply, fields: Json, finish: str, code: str) -> None:
     api.model.handler = lambda _: reply
     async with api.post(CHAT, user("plain", **fields)) as response:
-        body = await told(response)
+        body = await read_json(response)
         assert response.headers["X-Hermes-Completed"] == "false"
         assert response.headers["X-Hermes-Partial"] == "true"
         assert response.headers["X-Hermes-Error"]
@@ -151,8 +151,8 @@ async def test_truncated_answer_is_marked(api: Api, reply: Reply, fields: Json, 
     assert body["choices"][0]["message"]["content"] == reply.text
     check_flags(body["hermes"], code, partial=True, failed=False, interrupted=False)
     async with api.post(CHAT, user("streamed", stream=True, **fields)) as response:
-        seen = await stream_of(response)
-    end = next(f.data for f in seen[:-1] if f.data["choices"] and f.data["choices"][0]["finish_reason"])
+        frames = await stream_of(response)
+    end = next(f.data for f in frames[:-1] if f.data["choices"] and f.data["choices"][0]["finish_reason"])
     assert end["choices"][0]["finish_reason"] == finish
     check_flags(end["hermes"], code, partial=True)
     assert "error" not in end
@@ -173,7 +173,7 @@ async def test_provider_truncation_is_continued(api: Api) -> None:
     text = "A rather long answer that comes in two parts."
     api.model.script = [Reply(text=text[:20], finish="length"), Reply(text=text)]
     async with api.post(CHAT, user()) as response:
-        body = await told(response)
+        body = await read_json(response)
     assert body["choices"][0]["message"]["content"] == text
     assert "hermes" not in body
 
@@ -184,7 +184,7 @@ async def test_max_iterations_is_reported_with_summary(start: Start) -> None:
 
     api = await start(handler=reply, settings={"agent": {"max_turns": 2, "api_max_retries": 0}})
     async with api.post(CHAT, user()) as response:
-        body = await told(response)
+        body = await read_json(response)
     assert body["choices"][0]["finish_reason"] == "length"
     assert body["choices"][0]["message"]["content"] == "Not done yet."
     check_flags(body["hermes"], "max_iterations", partial=True, failed=False)
@@ -207,7 +207,7 @@ def half() -> Any:
 async def test_failure_after_text_keeps_text(start: Start, half: Any) -> None:
     api = await start(handler=half)
     async with api.post(CHAT, user()) as response:
-        body = await told(response)
+        body = await read_json(response)
         assert response.headers["x-should-retry"] == "false"
     assert body["choices"][0]["finish_reason"] == "error"
     assert body["choices"][0]["message"]["content"] == "Half an answer "
@@ -218,13 +218,13 @@ async def test_failure_after_text_keeps_text(start: Start, half: Any) -> None:
 async def test_failure_after_streamed_text_ends_stream_in_order(start: Start, half: Any) -> None:
     api = await start(handler=half)
     async with api.post(CHAT, user(stream=True)) as response:
-        seen = await stream_of(response)
-    assert chat_text(seen) == "Half an answer "
-    end = next(f.data for f in seen[:-1] if f.data["choices"] and f.data["choices"][0]["finish_reason"])
+        frames = await stream_of(response)
+    assert chat_text(frames) == "Half an answer "
+    end = next(f.data for f in frames[:-1] if f.data["choices"] and f.data["choices"][0]["finish_reason"])
     assert end["choices"][0]["finish_reason"] == "error"
     assert check_envelope(502, end)["code"] == "provider_unavailable"
     check_flags(end["hermes"], "provider_unavailable", failed=True)
-    assert seen[-1].data == "[DONE]"
+    assert frames[-1].data == "[DONE]"
 
 
 # ---- an agent that raises
@@ -236,16 +236,16 @@ async def test_agent_exception_is_500(api: Api, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(api.adapter, "_run_agent", broken)
     async with api.post(CHAT, user()) as response:
-        error = await refused(response, 500, "agent_error")
+        error = await read_error(response, 500, "agent_error")
     assert "Provider failed" in error["message"]
     assert "sk-abc" not in error["message"]
     async with api.post(CHAT, user(stream=True)) as response:
-        seen = await stream_of(response)
-    end = seen[-2].data
+        frames = await stream_of(response)
+    end = frames[-2].data
     assert end["choices"][0]["finish_reason"] == "error"
     assert "Provider failed" in check_envelope(500, end)["message"]
-    assert "sk-abc" not in str(seen)
-    assert seen[-1].data == "[DONE]"
+    assert "sk-abc" not in str(frames)
+    assert frames[-1].data == "[DONE]"
 
 
 # ---- stopped through its run
@@ -256,22 +256,22 @@ async def test_interrupted_turn_keeps_text(start: Start) -> None:
         api = await start(settings=model.settings)
         async with api.post(CHAT, user("streamed", stream=True)) as response:
             stream = Stream(response)
-            model.let()
+            model.release()
             await stream.until(lambda frame: chat_text([frame]) == "Half")
             async with api.post(f"/v1/runs/{response.headers['X-Hermes-Run-Id']}/stop") as stopped:
-                assert (await told(stopped))["status"] == "stopping"
+                assert (await read_json(stopped))["status"] == "stopping"
             rest = await stream.rest()
         end = next(f.data for f in rest[:-1] if f.data["choices"] and f.data["choices"][0]["finish_reason"])
         assert end["choices"][0]["finish_reason"] == "stop"
         check_flags(end["hermes"], "interrupted", interrupted=True)
 
         plain = asyncio.create_task(api.client.post(api.url + CHAT, json=user("plain")))
-        await model.asked(2)
+        await model.wait_for_request(2)
         async with api.get("/v1/runs?status=running") as response:
-            (run,) = (await told(response))["data"]
+            (run,) = (await read_json(response))["data"]
         async with api.post(f"/v1/runs/{run['run_id']}/stop") as stopped:
-            await told(stopped)
-        await refused(await plain, 409, "turn_cancelled")
+            await read_json(stopped)
+        await read_error(await plain, 409, "turn_cancelled")
 
 
 # ---- clients that look for an error in a frame of its own only
@@ -292,14 +292,14 @@ async def test_strict_client_gets_stream_error_as_own_frame(
 ) -> None:
     api.model.script, api.model.repeat = list(script), True
     async with api.post(CHAT, user("x", stream=True), headers={"User-Agent": agent}) as response:
-        seen = await stream_of(response)
-    *before, error, finish, done = seen
-    assert chat_text([*before, finish, done]) == text
+        frames = await stream_of(response)
+    *before, error, finish, result = frames
+    assert chat_text([*before, finish, result]) == text
     assert (error.event, list(error.data), error.data["error"]["code"]) == (None, ["error"], code)
     assert finish.data["choices"][0]["finish_reason"] == "error"
     assert finish.data["error"] == error.data["error"]
-    assert done.data == "[DONE]"
-    assert all(frame.event is None for frame in seen)
+    assert result.data == "[DONE]"
+    assert all(frame.event is None for frame in frames)
 
 
 @pytest.mark.parametrize(("script", "text", "code"), BROKEN)
@@ -308,8 +308,8 @@ async def test_other_clients_get_stream_error_in_finish_chunk(
 ) -> None:
     api.model.script, api.model.repeat = list(script), True
     async with api.post(CHAT, user("x", stream=True), headers={"User-Agent": "curl/8.0"}) as response:
-        seen = await stream_of(response)
-    chunks = [frame.data for frame in seen[:-1] if frame.event is None]
+        frames = await stream_of(response)
+    chunks = [frame.data for frame in frames[:-1] if frame.event is None]
     assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
     assert chunks[-1]["error"]["code"] == code
 

@@ -11,7 +11,7 @@ from hermes.runs.jobs import spec_of
 from hermes.tools.framework.toolsets import builtin
 from support.model_server import Call, Reply
 
-from .clients import Json, function, offered, told, user
+from .clients import Json, function, read_json, tool_names, user
 from .conftest import Api, Start
 from .test_keys import ALL, bearer
 
@@ -32,18 +32,18 @@ async def ask(api: Api, route: str, *, tools: bool = True, **headers: str) -> se
     if route == "chat":
         async with api.post(
             "/v1/chat/completions", user("hi", **({"tools": [LAMP]} if tools else {})), headers=named
-        ) as got:
-            await told(got)
+        ) as response:
+            await read_json(response)
     elif route == "responses":
-        async with api.post("/v1/responses", body, headers=named) as got:
-            await told(got)
+        async with api.post("/v1/responses", body, headers=named) as response:
+            await read_json(response)
     else:
         async with api.client.ws_connect(f"{api.url}/v1/responses", headers=named) as socket:
             await socket.send_json({"type": "response.create", **body})
             while (event := await socket.receive_json())["type"] not in ("response.completed", "error"):
                 pass
             assert event["type"] == "response.completed", event
-    names = offered(api.model.requests[0])
+    names = tool_names(api.model.requests[0])
     assert ("lamp" in names) is tools
     return {TOOLSETS[name] for name in names if name != "lamp"}
 
@@ -90,10 +90,10 @@ async def test_subagent_and_job_do_not_gain_tools_of_turn(api: Api) -> None:
         *[Reply(text="Done.")] * 2,
     ]
     async with api.post("/v1/chat/completions", user("hi", tools=[LAMP])) as response:
-        await told(response)
-    child = offered(api.model.requests[1])
+        await read_json(response)
+    child = tool_names(api.model.requests[1])
     assert child and not {TOOLSETS[name] for name in child} & OF_THE_HOST
-    [made] = await api.app.store.jobs.list()
-    await api.app.engine.run(spec_of(made, time.time()))
-    names = {TOOLSETS[name] for name in offered(api.model.requests[-1])}
+    [stored_job] = await api.app.store.jobs.list()
+    await api.app.engine.run(spec_of(stored_job, time.time()))
+    names = {TOOLSETS[name] for name in tool_names(api.model.requests[-1])}
     assert names and not names & OF_THE_HOST

@@ -13,7 +13,7 @@ from hermes.providers.base import Route
 from hermes.providers.registry import Prefill
 from support.model_server import Call, ModelServer, Reply
 
-from .clients import Json, function, refused, told
+from .clients import Json, function, read_error, read_json
 from .conftest import PROVIDER_KEY, Api, Start
 
 CHAT = "/v1/chat/completions"
@@ -21,11 +21,11 @@ GO_ON = "Go on exactly where it ended"
 TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
 
 
-def said(role: str, content: Any, **more: Any) -> Json:
+def message(role: str, content: Any, **more: Any) -> Json:
     return {"role": role, "content": content, **more}
 
 
-def got(api: Api) -> list[Json]:
+def model_messages(api: Api) -> list[Json]:
     first, *rest = api.model.requests[-1].body["messages"]
     assert first["role"] == "system"
     return rest
@@ -34,45 +34,45 @@ def got(api: Api) -> list[Json]:
 async def ask(api: Api, *messages: Json, headers: Json | None = None, **fields: Any) -> tuple[Any, str]:
     body = {"messages": list(messages), **fields}
     async with api.post(CHAT, body, headers=headers or {}) as response:
-        answer = await told(response)
+        answer = await read_json(response)
         return answer["choices"][0]["message"]["content"], response.headers["X-Hermes-Session-Id"]
 
 
 async def transcript(api: Api, session_id: str) -> list[tuple[str, Any]]:
     async with api.get(f"/api/sessions/{session_id}/messages") as response:
-        return [(row["role"], row["content"]) for row in (await told(response))["data"]]
+        return [(row["role"], row["content"]) for row in (await read_json(response))["data"]]
 
 
-STORY, BEGUN = said("user", "a story"), said("assistant", "Once upon a ")
+STORY, BEGUN = message("user", "a story"), message("assistant", "Once upon a ")
 
 
 async def test_assistant_continuation_returns_rest(api: Api) -> None:
     api.model.script = [Reply(text="time."), Reply(text="The end.")]
     answer, first = await ask(api, STORY, BEGUN)
     assert answer == "time."
-    question, begun, more = got(api)
-    assert (question, begun) == (STORY, BEGUN)
+    question, partial, more = model_messages(api)
+    assert (question, partial) == (STORY, BEGUN)
     assert more["role"] == "user"
     assert GO_ON in more["content"]
-    whole = said("assistant", "Once upon a time.")
+    whole = message("assistant", "Once upon a time.")
     assert await transcript(api, first) == [("user", "a story"), ("assistant", "Once upon a time.")]
-    _, second = await ask(api, STORY, whole, said("user", "and?"))
+    _, second = await ask(api, STORY, whole, message("user", "and?"))
     assert second == first
-    assert got(api) == [STORY, whole, said("user", "and?")]
+    assert model_messages(api) == [STORY, whole, message("user", "and?")]
 
 
 async def test_assistant_continuation_extends_answer_in_session(api: Api) -> None:
     api.model.script = [Reply(text="Once upon a "), Reply(text="time"), Reply(text=" there was."), Reply(text="Yes.")]
     _, first = await ask(api, STORY)
-    for begun, more in (("Once upon a ", "time"), ("Once upon a time", " there was.")):
-        answer, session_id = await ask(api, STORY, said("assistant", begun))
+    for partial, more in (("Once upon a ", "time"), ("Once upon a time", " there was.")):
+        answer, session_id = await ask(api, STORY, message("assistant", partial))
         assert (answer, session_id) == (more, first)
     whole = ("assistant", "Once upon a time there was.")
     assert await transcript(api, first) == [("user", "a story"), whole]
-    _, second = await ask(api, STORY, said(*whole), said("user", "and?"))
+    _, second = await ask(api, STORY, message(*whole), message("user", "and?"))
     assert second == first
     async with api.get(f"/api/sessions/{first}") as response:
-        assert (await told(response))["session"]["message_count"] == 4
+        assert (await read_json(response))["session"]["message_count"] == 4
 
 
 async def test_assistant_continuation_stream_has_only_rest(api: Api) -> None:
@@ -87,27 +87,27 @@ async def test_assistant_continuation_stream_has_only_rest(api: Api) -> None:
 
 
 async def test_assistant_continuation_drops_repetition(api: Api) -> None:
-    begun = "It was a dark and stormy night, and the rain fell in torrents"
+    beginning = "It was a dark and stormy night, and the rain fell in torrents"
     api.model.script = [Reply(text="and the rain fell in torrents, except at times.")]
-    assert (await ask(api, STORY, said("assistant", begun)))[0] == ", except at times."
+    assert (await ask(api, STORY, message("assistant", beginning)))[0] == ", except at times."
 
 
 async def test_assistant_continuation_with_tools(api: Api) -> None:
     api.model.script = [Reply(text="time", tool_calls=[TODO]), Reply(text="The end."), Reply(text="Yes.")]
     answer, first = await ask(api, STORY, BEGUN)
     assert answer == "The end."
-    question, called, result = got(api)
+    question, called, result = model_messages(api)
     assert (question, called["content"]) == (STORY, "Once upon a time")
     assert result["tool_call_id"] == called["tool_calls"][0]["id"] == "call_todo"
-    whole = said("assistant", "Once upon a time\n\nThe end.")
-    _, second = await ask(api, STORY, whole, said("user", "and?"))
+    whole = message("assistant", "Once upon a time\n\nThe end.")
+    _, second = await ask(api, STORY, whole, message("user", "and?"))
     assert second == first
-    assert [message["role"] for message in got(api)] == ["user", "assistant", "tool", "assistant", "user"]
+    assert [message["role"] for message in model_messages(api)] == ["user", "assistant", "tool", "assistant", "user"]
 
 
 async def test_assistant_continuation_with_nothing_to_add(api: Api) -> None:
     api.model.script = [Reply(text="", finish="stop")]
-    answer, session_id = await ask(api, STORY, said("assistant", "The end."))
+    answer, session_id = await ask(api, STORY, message("assistant", "The end."))
     assert answer == ""
     assert await transcript(api, session_id) == [("user", "a story"), ("assistant", "The end.")]
 
@@ -120,16 +120,16 @@ async def test_assistant_continuation_failure_keeps_message(api: Api, headers: J
         first = response.headers["X-Hermes-Session-Id"]
     assert (await transcript(api, first))[:2] == [("user", "a story"), ("assistant", "Once upon a ")]
     assert await ask(api, STORY, BEGUN, headers=headers) == ("time.", first)
-    assert got(api)[:2] == [STORY, BEGUN]
+    assert model_messages(api)[:2] == [STORY, BEGUN]
     assert await transcript(api, first) == [("user", "a story"), ("assistant", "Once upon a time.")]
 
 
 async def test_assistant_continuation_without_session(api: Api) -> None:
     api.model.script = [Reply(text="time.")]
     assert (await ask(api, STORY, BEGUN, store=False))[0] == "time."
-    assert got(api)[:2] == [STORY, BEGUN]
+    assert model_messages(api)[:2] == [STORY, BEGUN]
     async with api.get("/api/sessions") as response:
-        assert (await told(response))["data"] == []
+        assert (await read_json(response))["data"] == []
 
 
 async def test_assistant_continuation_in_named_session(api: Api) -> None:
@@ -137,9 +137,9 @@ async def test_assistant_continuation_in_named_session(api: Api) -> None:
     named = {"X-Hermes-Session-Id": "tale"}
     await ask(api, STORY, headers=named)
     assert (await ask(api, STORY, BEGUN, headers=named))[0] == "time."
-    assert got(api)[:2] == [STORY, BEGUN]
-    await ask(api, said("user", "and?"), headers=named)
-    assert got(api) == [STORY, said("assistant", "Once upon a time."), said("user", "and?")]
+    assert model_messages(api)[:2] == [STORY, BEGUN]
+    await ask(api, message("user", "and?"), headers=named)
+    assert model_messages(api) == [STORY, message("assistant", "Once upon a time."), message("user", "and?")]
 
 
 async def test_assistant_continuation_seeds_named_session(api: Api) -> None:
@@ -151,25 +151,25 @@ async def test_assistant_continuation_seeds_named_session(api: Api) -> None:
 @pytest.mark.parametrize("content", ["", " \n", None])
 async def test_assistant_continuation_of_empty_message(api: Api, content: Any) -> None:
     api.model.script = [Reply(text="Once.")]
-    assert (await ask(api, STORY, said("assistant", content)))[0] == "Once."
-    assert got(api) == [STORY]
+    assert (await ask(api, STORY, message("assistant", content)))[0] == "Once."
+    assert model_messages(api) == [STORY]
 
 
 @pytest.mark.parametrize(
     ("messages", "code", "param"),
     [
-        ([said("system", "be brief")], "missing_user_message", "messages"),
-        ([said("system", "be brief"), said("assistant", "Hello")], "missing_user_message", "messages"),
+        ([message("system", "be brief")], "missing_user_message", "messages"),
+        ([message("system", "be brief"), message("assistant", "Hello")], "missing_user_message", "messages"),
         (
             [
                 STORY,
-                said("assistant", None, tool_calls=[{"id": "c1", "type": "function", "function": {"name": "lamp"}}]),
+                message("assistant", None, tool_calls=[{"id": "c1", "type": "function", "function": {"name": "lamp"}}]),
             ],
             "tool_output_missing",
             "tool_call_id",
         ),
         (
-            [STORY, said("assistant", [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}])],
+            [STORY, message("assistant", [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}])],
             "unsupported_value",
             "messages[1].content",
         ),
@@ -179,7 +179,7 @@ async def test_invalid_assistant_continuation_is_rejected(
     api: Api, messages: list[Json], code: str, param: str
 ) -> None:
     async with api.post(CHAT, {"messages": messages, "tools": [function("lamp")]}) as response:
-        error = await refused(response, 400, code, param)
+        error = await read_error(response, 400, code, param)
     if code == "missing_user_message":
         assert "'role': 'user'" in error["message"]
 
@@ -194,7 +194,7 @@ PREFIX = Prefill(message={"prefix": True})
             {"provider": "anthropic", "model": "claude-3-5-sonnet"},
             None,
             "time.",
-            said("assistant", [{"type": "text", "text": "Once upon a"}]),
+            message("assistant", [{"type": "text", "text": "Once upon a"}]),
             {},
         ),
         (

@@ -13,7 +13,7 @@ from hermes.store.sqlite.connections import Connection
 from support.gateway import SURELY_S
 from support.model_server import Call, Reply, Request
 
-from .clients import Json, told, user
+from .clients import Json, read_json, user
 from .conftest import Api
 
 CHAT = "/v1/chat/completions"
@@ -21,12 +21,12 @@ CHAT = "/v1/chat/completions"
 
 async def ask(api: Api, text: str = "hi", **headers: str) -> tuple[Json, str]:
     async with api.post(CHAT, user(text), headers=headers) as response:
-        return await told(response), response.headers["X-Hermes-Session-Id"]
+        return await read_json(response), response.headers["X-Hermes-Session-Id"]
 
 
 async def messages(api: Api, session_id: str) -> list[str]:
     async with api.get(f"/api/sessions/{session_id}/messages") as response:
-        return [row["content"] for row in (await told(response))["data"]]
+        return [row["content"] for row in (await read_json(response))["data"]]
 
 
 def lease_names(api: Api) -> list[str]:
@@ -68,13 +68,13 @@ async def test_same_opening_at_once_gives_two_sessions(api: Api) -> None:
         assert await messages(api, session_id) == ["hi", "Hello."]
 
 
-async def test_session_that_was_made_meanwhile_is_not_added_to(api: Api) -> None:
+async def test_concurrent_deferred_sessions_get_separate_ids(api: Api) -> None:
     _, session_id = await ask_with(api, Reply(text="One.", continues=False))
     _, other = await ask_with(api, Reply(text="Two.", continues=False))
     assert other == f"{session_id}-2"
-    assert [await messages(api, one) for one in (session_id, other)] == [["hi", "One."], ["hi", "Two."]]
+    assert [await messages(api, id_) for id_ in (session_id, other)] == [["hi", "One."], ["hi", "Two."]]
     async with api.get(f"/api/sessions/{other}") as response:
-        session = (await told(response))["session"]
+        session = (await read_json(response))["session"]
     assert (session["message_count"], session["api_call_count"]) == (2, 1)
     assert session["input_tokens"] > 0
 
@@ -89,7 +89,7 @@ async def test_run_names_session_it_was_recorded_in(api: Api) -> None:
     async with api.post(CHAT, user("hi")) as response:
         run_id, session_id = response.headers["X-Hermes-Run-Id"], response.headers["X-Hermes-Session-Id"]
     async with api.get(f"/v1/runs/{run_id}") as response:
-        assert (await told(response))["session_id"] == session_id
+        assert (await read_json(response))["session_id"] == session_id
     started = (await api.app.store.runs.durable(run_id))[0]
     assert (started.type, started.data["session_id"]) == ("run.started", session_id)
 

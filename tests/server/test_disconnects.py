@@ -1,4 +1,4 @@
-"""Clients that leave: noticed within a second wherever the turn stands, and told truthfully afterwards."""
+"""Disconnecting clients: detected within a second in every phase of a turn, and recorded in its outcome."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hermes.server.request_options import RequestOptions
 from hermes.server.turns import Turn
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, Stream, Wire, chat_text, eventually, frames, told, user
+from .clients import HeldModel, Json, RawConnection, Stream, chat_text, eventually, frames, read_json, user
 from .conftest import Api, Start
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -29,39 +29,39 @@ BODIES: dict[str, tuple[str, Json]] = {
 }
 
 
-async def gone_fin(wire: Wire) -> None:
+async def gone_fin(wire: RawConnection) -> None:
     await wire.close()
 
 
-async def gone_reset(wire: Wire) -> None:
+async def gone_reset(wire: RawConnection) -> None:
     wire.reset()
 
 
-async def gone_half(wire: Wire) -> None:
+async def gone_half(wire: RawConnection) -> None:
     await wire.half_close()
 
 
-WAYS: dict[str, Callable[[Wire], Awaitable[None]]] = {"fin": gone_fin, "reset": gone_reset, "half": gone_half}
+WAYS: dict[str, Callable[[RawConnection], Awaitable[None]]] = {"fin": gone_fin, "reset": gone_reset, "half": gone_half}
 
 
-async def send(api: Api, kind: str, **headers: str) -> Wire:
+async def send(api: Api, kind: str, **headers: str) -> RawConnection:
     path, body = BODIES[kind]
-    wire = await Wire.open(api.url)
+    wire = await RawConnection.open(api.url)
     await wire.request("POST", path, body, Authorization=api.client.headers["Authorization"], **headers)
     return wire
 
 
 async def runs(api: Api) -> list[Json]:
     async with api.get("/v1/runs") as response:
-        listed: list[Json] = (await told(response))["data"]
+        listed: list[Json] = (await read_json(response))["data"]
         return listed
 
 
 async def the_run(api: Api) -> Json:
     """The only run there is, ended."""
-    seen = await eventually(lambda: runs(api), lambda found: found and found[0]["finished_at"])
-    assert len(seen) == 1
-    return dict(seen[0])
+    result = await eventually(lambda: runs(api), lambda value: value and value[0]["finished_at"])
+    assert len(result) == 1
+    return dict(result[0])
 
 
 async def last_event(api: Api, run_id: str) -> Json:
@@ -72,8 +72,8 @@ async def last_event(api: Api, run_id: str) -> Json:
 
 async def rows(api: Api, session_id: str) -> list[Json]:
     async with api.get(f"/api/sessions/{session_id}/messages") as response:
-        found: list[Json] = (await told(response))["data"]
-        return found
+        runs: list[Json] = (await read_json(response))["data"]
+        return runs
 
 
 async def noticed(model: HeldModel) -> None:
@@ -90,7 +90,7 @@ async def test_disconnect_while_provider_is_silent(start: Start, kind: str, way:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings)
         wire = await send(api, kind, X_Hermes_Session_Id="hall")
-        await model.asked()
+        await model.wait_for_request()
         await WAYS[way](wire)
         await noticed(model)
         run = await the_run(api)
@@ -111,12 +111,12 @@ async def test_disconnect_mid_answer(start: Start, kind: str, way: str) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings)
         wire = await send(api, kind, X_Hermes_Session_Id="hall")
-        await model.asked()
-        model.let()
+        await model.wait_for_request()
+        model.release()
         if "stream" in kind:
             await wire.read_until(b"Half")
         else:
-            await eventually(lambda: texts(api), lambda found: "Half" in found)
+            await eventually(lambda: texts(api), lambda value: "Half" in value)
         await WAYS[way](wire)
         await noticed(model)
         run = await the_run(api)
@@ -132,39 +132,39 @@ async def test_disconnect_mid_answer(start: Start, kind: str, way: str) -> None:
 async def texts(api: Api) -> str:
     """All text that the first run has said so far."""
     (run,) = await runs(api)
-    said = ""
+    text = ""
     async with api.get(f"/v1/runs/{run['run_id']}/events") as response:
         stream = Stream(response)
         while True:
             event = (await stream.next()).data
             if event["event"] == "message.delta":
-                return said + str(event["delta"])
+                return text + str(event["delta"])
 
 
 async def check_response(api: Api, response_id: str, text: str) -> None:
-    made: Json = {"status": "in_progress"}
+    payload: Json = {"status": "in_progress"}
     async with asyncio.timeout(20):
-        while made["status"] == "in_progress":  # the run has ended; its response is written right after it
+        while payload["status"] == "in_progress":  # the run has ended; its response is written right after it
             async with api.get(f"{RESPONSES}/{response_id}") as response:
-                made = await told(response)
-    assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})
-    said = [part["text"] for item in made["output"] for part in item.get("content", [])]
-    assert said == ([text] if text else [])
+                payload = await read_json(response)
+    assert (payload["status"], payload["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})
+    texts = [part["text"] for item in payload["output"] for part in item.get("content", [])]
+    assert texts == ([text] if text else [])
 
 
 async def test_disconnect_while_waiting_for_session(start: Start) -> None:
     async with HeldModel(Reply(text="First."), Reply(text="Third.")) as model:
         api = await start(settings=model.settings)
         first = asyncio.create_task(api.post(CHAT, user("first"), headers={"X-Hermes-Session-Id": "hall"}))
-        await model.asked()
+        await model.wait_for_request()
         wire = await send(api, "chat stream", X_Hermes_Session_Id="hall")
         await asyncio.sleep(0.05)
         wire.reset()
         await asyncio.sleep(0.05)
         third = asyncio.create_task(api.post(CHAT, user("third"), headers={"X-Hermes-Session-Id": "hall"}))
-        model.let_all()
-        await told(await first)
-        await told(await third)
+        model.release_all()
+        await read_json(await first)
+        await read_json(await third)
         assert len(model.requests) == 2
         assert [row["content"] for row in await rows(api, "hall")] == ["first", "First.", "third", "Third."]
 
@@ -173,15 +173,15 @@ async def test_disconnect_with_open_question(start: Start) -> None:
     asking = Call("clarify", {"question": "Which room?"}, id="call_ask")
     async with HeldModel(Reply(tool_calls=[asking])) as model:
         api = await start(settings=model.settings)
-        model.let_all()
+        model.release_all()
         wire = await send(api, "chat stream", X_Hermes_Session_Id="hall", User_Agent="curl/8")
         await wire.read_until(b"hermes.clarify.request")
         wire.reset()
         run = await the_run(api)
         assert (run["status"], run["pending_question"]) == ("cancelled", None)
-        found = await rows(api, "hall")
-        assert [row["role"] for row in found] == ["user", "assistant", "tool", "assistant"]
-        assert "interrupted" in found[2]["content"]
+        stored_rows = await rows(api, "hall")
+        assert [row["role"] for row in stored_rows] == ["user", "assistant", "tool", "assistant"]
+        assert "interrupted" in stored_rows[2]["content"]
 
 
 async def test_many_disconnects_are_noticed(start: Start) -> None:
@@ -192,12 +192,12 @@ async def test_many_disconnects_are_noticed(start: Start) -> None:
         for wire in wires:
             wire.reset()
         await model.until(lambda: model.open_streams == 0, timeout=2 * NOTICED_S)
-        seen = await eventually(lambda: runs(api), lambda found: all(run["finished_at"] for run in found))
-        assert {run["status"] for run in seen} == {"cancelled"}
+        result = await eventually(lambda: runs(api), lambda value: all(run["finished_at"] for run in value))
+        assert {run["status"] for run in result} == {"cancelled"}
 
 
 async def test_disconnect_mid_body_starts_nothing(api: Api) -> None:
-    wire = await Wire.open(api.url)
+    wire = await RawConnection.open(api.url)
     key = api.client.headers["Authorization"]
     await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: {key}\r\nContent-Length: 100\r\n\r\n{{")
     wire.reset()
@@ -226,22 +226,22 @@ async def test_detached_turn_continues_after_disconnect(
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings, **options)
         wire = await send(api, kind, X_Hermes_Session_Id="hall", **headers)
-        await model.asked()
-        model.let()
+        await model.wait_for_request()
+        model.release()
         wire.reset()
         await asyncio.sleep(0.1)
         assert model.open_streams == 1
-        model.let_all()
+        model.release_all()
         run = await the_run(api)
         assert (run["status"], run["output"]) == ("completed", "Half an answer.")
         assert [row["content"] for row in await rows(api, "hall")] == ["hi", "Half an answer."]
         if "response" in kind:
 
-            async def shown() -> Json:
+            async def get_stored() -> Json:
                 async with api.get(f"{RESPONSES}/{run['response_id']}") as response:
-                    return await told(response)
+                    return await read_json(response)
 
-            await eventually(shown, lambda response: response["status"] == "completed")
+            await eventually(get_stored, lambda response: response["status"] == "completed")
 
 
 @pytest.mark.parametrize(
@@ -252,14 +252,14 @@ async def test_detached_turn_continues_after_disconnect(
 async def test_session_turns_and_runs_continue_after_disconnect(start: Start, path: str, body: Json) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings)
-        await told(await api.post("/api/sessions", {"id": "hall"}), 201)
-        wire = await Wire.open(api.url)
+        await read_json(await api.post("/api/sessions", {"id": "hall"}), 201)
+        wire = await RawConnection.open(api.url)
         await wire.request("POST", path, body, Authorization=api.client.headers["Authorization"])
-        await model.asked()
+        await model.wait_for_request()
         wire.reset()
         await asyncio.sleep(0.1)
         assert model.open_streams == 1
-        model.let_all()
+        model.release_all()
         run = await the_run(api)
         assert (run["status"], run["output"]) == ("completed", "Half an answer.")
 
@@ -269,15 +269,15 @@ async def test_disconnect_of_run_reader_changes_nothing(start: Start) -> None:
         api = await start(settings=model.settings)
         async with api.post(CHAT, user(stream=True)) as response:
             stream = Stream(response)
-            model.let()
+            model.release()
             await stream.until(lambda frame: chat_text([frame]) == "Half")
-            watcher = await Wire.open(api.url)
+            watcher = await RawConnection.open(api.url)
             place = f"/v1/runs/{response.headers['X-Hermes-Run-Id']}/events"
             await watcher.request("GET", place, Authorization=api.client.headers["Authorization"])
             await watcher.read_until(b"Half")
             watcher.reset()
             await asyncio.sleep(0.05)
-            model.let_all()
+            model.release_all()
             assert chat_text(await stream.rest()) == " an answer."
 
 
@@ -288,7 +288,7 @@ async def test_disconnect_grace_ends_abandoned_turn(start: Start) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings, disconnect_grace_seconds=0.2)
         wire = await send(api, "response stream")
-        model.let()
+        model.release()
         await wire.read_until(b"Half")
         wire.reset()
         await asyncio.sleep(0.05)
@@ -302,7 +302,7 @@ async def test_disconnect_grace_keeps_turn_with_reader(start: Start, by: str) ->
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings, disconnect_grace_seconds=0.3)
         wire = await send(api, "response stream")
-        model.let()
+        model.release()
         await wire.read_until(b"Half")
         (run,) = await runs(api)
         wire.reset()
@@ -312,9 +312,9 @@ async def test_disconnect_grace_keeps_turn_with_reader(start: Start, by: str) ->
             await stream.next()
             await asyncio.sleep(0.5)
             assert model.open_streams == 1
-            model.let_all()
-            seen: list[Any] = await stream.rest()
-        assert "an answer." in str(seen[-2:])
+            model.release_all()
+            frames: list[Any] = await stream.rest()
+        assert "an answer." in str(frames[-2:])
         assert (await the_run(api))["status"] == "completed"
 
 
@@ -349,9 +349,7 @@ async def test_disconnect_is_handled_once(api: Api) -> None:
     assert leaving.cancelled() and running.cancelled() and closes == 1
 
 
-async def test_a_turn_that_goes_on_begins_even_if_its_client_goes_meanwhile(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_detached_turn_starts_after_its_client_disconnects(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.model.script = [Reply(text="Hello.")]
     spec, engine, goes_on = RunSpec("hi", "hall", on_detach="continue"), api.app.engine, asyncio.Event()
     begin = engine.start
@@ -381,25 +379,25 @@ async def test_disconnect_before_first_store_of_response(
 ) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings)
-        kept, reached = type(api.context.stored_responses), asyncio.Event()
-        put = kept.put
+        responses_type, reached = type(api.context.stored_responses), asyncio.Event()
+        put = responses_type.put
 
         async def stuck(*_: Any) -> None:
-            monkeypatch.setattr(kept, "put", put)
+            monkeypatch.setattr(responses_type, "put", put)
             reached.set()
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(kept, "put", stuck)
+        monkeypatch.setattr(responses_type, "put", stuck)
         wire = await send(api, "response stream", **({"X_Hermes_Detach": "true"} if detached else {}))
         await reached.wait()
-        await model.asked()
+        await model.wait_for_request()
         wire.reset()
         if detached:
-            model.let_all()
+            model.release_all()
         run = await the_run(api)
         assert run["status"] == ("completed" if detached else "cancelled"), run
         end = "completed" if detached else "incomplete"
-        await eventually(lambda: response_of(api, run), lambda seen: seen["status"] == end)
+        await eventually(lambda: response_of(api, run), lambda value: value["status"] == end)
 
 
 async def response_of(api: Api, run: Json) -> Json:

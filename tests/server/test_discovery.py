@@ -1,4 +1,4 @@
-"""What the server tells of itself: health, readiness, models, capabilities, skills and toolsets."""
+"""Discovery: health, readiness, models, capabilities, skills and toolsets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hermes.store.sessions import SessionDB
 from hermes.tools.framework.registry import ToolDef
 from hermes.tools.framework.toolsets import DEFAULTS, builtin
 
-from .clients import HeldModel, Json, eventually, refused, told, user
+from .clients import HeldModel, Json, eventually, read_error, read_json, user
 from .conftest import KEY, Api, Start
 
 CHECKS = {"state_db", "response_store", "config", "model", "disk", "gateway", "background_queues", "bus"}
@@ -125,7 +125,7 @@ def without_key(api: Api, path: str) -> Any:
 
 async def health_of(api: Api) -> Json:
     async with api.get("/health/detailed") as response:
-        return await told(response)
+        return await read_json(response)
 
 
 # --- health ----------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ async def health_of(api: Api) -> Json:
 @pytest.mark.parametrize("path", ["/health", "/v1/health"])
 async def test_health(api: Api, path: str) -> None:
     async with without_key(api, path) as response:
-        assert await told(response) == {"status": "ok", "platform": "hermes-agent", "version": hermes.__version__}
+        assert await read_json(response) == {"status": "ok", "platform": "hermes-agent", "version": hermes.__version__}
 
 
 async def test_detailed_health_with_key(api: Api) -> None:
@@ -156,10 +156,10 @@ async def test_health_without_key_shows_check_results_only(start: Start) -> None
     api = await start(settings={"model": {"provider": "openrouter", "default": "a/model"}})
     for headers in ({}, {"Authorization": "Bearer wrong"}):
         async with aiohttp.request("GET", f"{api.url}/health/detailed", headers=headers) as response:
-            checks = (await told(response))["readiness"]["checks"]
+            checks = (await read_json(response))["readiness"]["checks"]
         assert checks == {name: {"status": "degraded" if name == "model" else "ok"} for name in CHECKS}
     async with without_key(api, "/health/ready") as response:
-        body = await told(response, 503)
+        body = await read_json(response, 503)
     assert body["readiness"]["checks"] == checks
 
 
@@ -197,19 +197,19 @@ async def test_health_counts_active_turns(start: Start) -> None:
     async with HeldModel() as model:
         api = await start(settings=model.settings, max_concurrent_runs=1)
         async with api.post("/v1/chat/completions", user(stream=True)):
-            await model.asked()
+            await model.wait_for_request()
             body = await health_of(api)
             queue = body["readiness"]["checks"]["background_queues"]
             assert body["gateway_busy"] and body["active_agents"] == queue["active"] == 1
             assert queue["status"] == "degraded", "no further turn would be taken"
             async with api.get("/health/ready") as response:
-                await refused(response, 503, "not_ready")
-        await eventually(lambda: health_of(api), lambda seen: not seen["gateway_busy"])
+                await read_error(response, 503, "not_ready")
+        await eventually(lambda: health_of(api), lambda value: not value["gateway_busy"])
 
 
 async def test_ready(api: Api) -> None:
     async with without_key(api, "/health/ready") as response:
-        body = await told(response)
+        body = await read_json(response)
     assert body["status"] == body["readiness"]["status"] == "ok"
     assert set(body["readiness"]["checks"]) == CHECKS
 
@@ -217,7 +217,7 @@ async def test_ready(api: Api) -> None:
 async def test_draining_server_is_not_ready(api: Api) -> None:
     await api.app.engine.drain(0)
     async with api.get("/health/ready") as response:
-        body = await told(response, 503)
+        body = await read_json(response, 503)
         assert response.headers["Retry-After"] == "1"
     assert body["error"]["code"] == "not_ready" and "gateway" in body["error"]["message"]
     assert body["readiness"]["checks"]["gateway"]["state"] == "draining"
@@ -228,7 +228,7 @@ async def test_draining_server_is_not_ready(api: Api) -> None:
 async def test_starting_server_is_not_ready(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "read_runtime_status", lambda home: {"gateway_state": "starting"})
     async with api.get("/health/ready") as response:
-        await refused(response, 503, "not_ready")
+        await read_error(response, 503, "not_ready")
 
 
 async def test_failing_store_is_degraded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +301,7 @@ ROUTED = {"fast": {"model": "small/model", "api_key": "sk-hidden-0123456789"}, "
 
 async def test_models_list_without_routes(api: Api) -> None:
     async with api.get("/v1/models") as response:
-        body = await told(response)
+        body = await read_json(response)
     (entry,) = body["data"]
     created = entry.pop("created")
     assert isinstance(created, int) and 0 <= time.time() - created < 3600
@@ -314,7 +314,7 @@ async def test_models_list_includes_aliases(start: Start) -> None:
     api = await start(model_name="house", model_routes=ROUTED)
     async with api.get("/v1/models") as response:
         text = await response.text()
-        body = await told(response)
+        body = await read_json(response)
     assert "sk-hidden" not in text
     assert [(m["id"], m["root"], m["parent"]) for m in body["data"]] == [
         ("house", "house", None),
@@ -323,13 +323,13 @@ async def test_models_list_includes_aliases(start: Start) -> None:
     ]
     for entry in body["data"]:
         async with api.get(f"/v1/models/{entry['id']}") as response:
-            assert await told(response) == entry
+            assert await read_json(response) == entry
 
 
 @pytest.mark.parametrize("name", ["nobody", "hermes-agent/x", "a/b/c", "%00", "hermes%2Dagents"])
 async def test_unknown_model_is_404(api: Api, name: str) -> None:
     async with api.get(f"/v1/models/{name}") as response:
-        await refused(response, 404, "model_not_found", "model")
+        await read_error(response, 404, "model_not_found", "model")
 
 
 # --- capabilities ----------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ async def test_unknown_model_is_404(api: Api, name: str) -> None:
 
 async def capabilities_of(api: Api) -> Json:
     async with api.get("/v1/capabilities") as response:
-        return await told(response)
+        return await read_json(response)
 
 
 async def test_capabilities(api: Api) -> None:
@@ -364,15 +364,15 @@ async def test_capabilities_auth_not_required_on_open_server(start: Start) -> No
 
 async def test_capabilities_name_every_feature(api: Api) -> None:
     features = (await capabilities_of(api))["features"]
-    words = {name: value for name, value in features.items() if isinstance(value, str)}
-    assert words == {
+    texts = {name: value for name, value in features.items() if isinstance(value, str)}
+    assert texts == {
         "session_continuity_header": "X-Hermes-Session-Id",
         "session_key_header": "X-Hermes-Session-Key",
         "idempotency_header": "Idempotency-Key",
         "detach_header": "X-Hermes-Detach",
         "tool_progress_header": "X-Hermes-Tool-Progress",
     }
-    assert set(features) - set(words) == set(FEATURES)
+    assert set(features) - set(texts) == set(FEATURES)
     assert all(isinstance(features[name], bool) for name in FEATURES)
     assert not any(features[name] for name in NEVER)
 
@@ -437,7 +437,7 @@ def write_skill(folder: Path, text: str) -> None:
 
 async def skills_of(api: Api) -> list[Json]:
     async with api.get("/v1/skills") as response:
-        body = await told(response)
+        body = await read_json(response)
     assert set(body) == {"object", "data"} and body["object"] == "list"
     data: list[Json] = body["data"]
     return data
@@ -475,15 +475,15 @@ async def test_skills_are_listed(start: Start, home_folder: Path, tmp_path: Path
 
 async def toolsets_of(api: Api) -> dict[str, Json]:
     async with api.get("/v1/toolsets") as response:
-        body = await told(response)
+        body = await read_json(response)
     assert (body["object"], body["platform"]) == ("list", "api_server")
     return {entry["name"]: entry for entry in body["data"]}
 
 
 async def test_toolsets_are_listed(api: Api) -> None:
-    found = await toolsets_of(api)
-    assert list(found) == list(DEFAULTS)
-    assert found["todo"] == {
+    toolsets = await toolsets_of(api)
+    assert list(toolsets) == list(DEFAULTS)
+    assert toolsets["todo"] == {
         "name": "todo",
         "label": "Todo",
         "description": "Plan and track work of several steps.",
@@ -499,10 +499,12 @@ async def test_toolsets_are_listed(api: Api) -> None:
     [({"toolsets": ["memory"]}, {}), ({}, {"platform_toolsets": {"api_server": ["memory"]}})],
 )
 async def test_toolset_can_be_disabled(start: Start, options: Json, settings: Json) -> None:
-    found = await toolsets_of(await start(settings=settings, **options))
-    assert {name for name, entry in found.items() if entry["enabled"]} == {"memory"}
-    assert found["memory"]["available"]
-    assert not found["todo"]["available"] and found["todo"]["configured"] and found["todo"]["tools"] == ["todo"]
+    toolsets = await toolsets_of(await start(settings=settings, **options))
+    assert {name for name, entry in toolsets.items() if entry["enabled"]} == {"memory"}
+    assert toolsets["memory"]["available"]
+    assert (
+        not toolsets["todo"]["available"] and toolsets["todo"]["configured"] and toolsets["todo"]["tools"] == ["todo"]
+    )
 
 
 async def test_tool_with_missing_requirement_is_unavailable(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

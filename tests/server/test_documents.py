@@ -18,7 +18,7 @@ from hermes.server import documents, openapi, web_page
 from hermes.server.routes import ROUTES
 from support.model_server import Reply
 
-from .clients import SECURITY, Json, check_headers, refused, told, user
+from .clients import SECURITY, Json, check_headers, read_error, read_json, user
 from .conftest import Api, Start
 
 
@@ -37,7 +37,7 @@ def without_key(api: Api, path: str, **headers: str) -> Any:
 
 async def document_of(api: Api) -> Json:
     async with without_key(api, "/openapi.json") as response:
-        return await told(response)
+        return await read_json(response)
 
 
 class Page(HTMLParser):
@@ -56,16 +56,16 @@ class Page(HTMLParser):
         assert not self._open, self._open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         self.tags.add(tag)
-        assert "style" not in given and not any(name.startswith("on") for name in given), (tag, given)
-        if given.get("id"):
-            assert given["id"] not in self.ids, f"{given['id']} twice"
-            self.ids.add(given["id"])
+        assert "style" not in attributes and not any(name.startswith("on") for name in attributes), (tag, attributes)
+        if attributes.get("id"):
+            assert attributes["id"] not in self.ids, f"{attributes['id']} twice"
+            self.ids.add(attributes["id"])
         if tag == "a":
-            self.links.add(given["href"] or "")
-        elif "href" in given or "src" in given:
-            self.loaded.add(given.get("href") or given.get("src") or "")
+            self.links.add(attributes["href"] or "")
+        elif "href" in attributes or "src" in attributes:
+            self.loaded.add(attributes.get("href") or attributes.get("src") or "")
         if tag not in VOID:
             self._open.append(tag)
 
@@ -94,10 +94,10 @@ def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
 
 
 def at(document: Json, ref: str) -> Any:
-    found: Any = document
+    node: Any = document
     for part in ref.removeprefix("#/").split("/"):
-        found = found[part]
-    return found
+        node = node[part]
+    return node
 
 
 # --- the description -------------------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ def at(document: Json, ref: str) -> Any:
 async def test_openapi_describes_every_route_once(api: Api) -> None:
     document = await document_of(api)
     assert document["openapi"] == "3.1.0" and document["info"]["version"] == hermes.__version__
-    found = {operation["operationId"]: (way, path) for way, path, operation in operations(document)}
-    assert found == {route.name: (route.method, route.path) for route in ROUTES}
+    by_id = {operation["operationId"]: (way, path) for way, path, operation in operations(document)}
+    assert by_id == {route.name: (route.method, route.path) for route in ROUTES}
 
 
 async def test_openapi_references_resolve(api: Api) -> None:
@@ -129,9 +129,9 @@ async def test_openapi_schemas_are_valid(api: Api) -> None:
 
 async def test_openapi_parameters_are_complete(api: Api) -> None:
     for _, path, operation in operations(await document_of(api)):
-        given = [(parameter["in"], parameter["name"]) for parameter in operation["parameters"]]
-        assert len(given) == len(set(given))
-        assert [name for where, name in given if where == "path"] == re.findall(r"{(\w+)}", path)
+        parameters = [(parameter["in"], parameter["name"]) for parameter in operation["parameters"]]
+        assert len(parameters) == len(set(parameters))
+        assert [name for where, name in parameters if where == "path"] == re.findall(r"{(\w+)}", path)
         assert all(p["required"] for p in operation["parameters"] if p["in"] == "path")
 
 
@@ -175,19 +175,19 @@ async def test_answers_match_openapi(start: Start) -> None:
         if any(parameter.get("required") for parameter in operation["parameters"]):
             continue
         async with api.get(path, headers={"Accept": "application/json"}) as response:
-            check(document, operation, response.status, await told(response))
+            check(document, operation, response.status, await read_json(response))
 
 
 async def test_errors_match_openapi(api: Api) -> None:
     document = await document_of(api)
     by_name = {operation["operationId"]: operation for _, _, operation in operations(document)}
     async with api.get("/v1/models/nobody") as response:
-        check(document, by_name["model"], 404, await told(response, 404))
+        check(document, by_name["model"], 404, await read_json(response, 404))
     async with api.post("/v1/chat/completions", {"messages": []}) as response:
-        check(document, by_name["chat_completions"], 400, await told(response, 400))
+        check(document, by_name["chat_completions"], 400, await read_json(response, 400))
     await api.app.engine.drain(0)
     async with api.get("/health/ready") as response:
-        check(document, by_name["health_ready"], 503, await told(response, 503))
+        check(document, by_name["health_ready"], 503, await read_json(response, 503))
 
 
 async def test_chat_completion_matches_openapi(start: Start) -> None:
@@ -200,9 +200,9 @@ async def test_chat_completion_matches_openapi(start: Start) -> None:
 
 
 def check(document: Json, operation: Json, status: int, body: Json) -> None:
-    found = operation["responses"][str(status)]
-    found = at(document, found["$ref"]) if "$ref" in found else found
-    schema = found["content"]["application/json"]["schema"]
+    response = operation["responses"][str(status)]
+    response = at(document, response["$ref"]) if "$ref" in response else response
+    schema = response["content"]["application/json"]["schema"]
     jsonschema_rs.Draft202012Validator({**schema, "components": document["components"]}).validate(body)
 
 
@@ -240,13 +240,13 @@ async def test_docs_page_describes_everything(api: Api) -> None:
     assert {f"schema-{name}" for name in document["components"]["schemas"]} <= page.ids
     assert {link[1:] for link in page.links if link.startswith("#")} <= page.ids
     text = "".join(page.words)
-    for words in ("/v1/chat/completions", "X-Hermes-Session-Key", "starting_after", "≤ 2", "xhigh", "sessions:read"):
-        assert words in text
+    for phrase in ("/v1/chat/completions", "X-Hermes-Session-Key", "starting_after", "≤ 2", "xhigh", "sessions:read"):
+        assert phrase in text
 
 
 def test_docs_page_escapes_html(monkeypatch: pytest.MonkeyPatch) -> None:
     evil = "<script>alert('1')</script>\"'&"
-    told = openapi.document()
+    document = openapi.document()
     operation = {
         "operationId": evil,
         "summary": evil,
@@ -263,14 +263,14 @@ def test_docs_page_escapes_html(monkeypatch: pytest.MonkeyPatch) -> None:
         "paths": {evil: {"get": operation}},
         "components": {"responses": {}, "schemas": {evil: {"description": evil, "properties": {evil: {}}}}},
     }
-    monkeypatch.setattr(openapi, "document", lambda: {**told, **doubtful})
+    monkeypatch.setattr(openapi, "document", lambda: {**document, **doubtful})
     page = Page(documents._docs_page.__wrapped__())
     assert "script" not in page.tags and "alert('1')" in "".join(page.words)
 
 
 async def test_root_page_content_negotiation(api: Api) -> None:
     async with without_key(api, "/", Accept="application/json") as response:
-        assert await told(response) == {"name": "hermes", "version": hermes.__version__, "docs": "/docs"}
+        assert await read_json(response) == {"name": "hermes", "version": hermes.__version__, "docs": "/docs"}
     async with without_key(api, "/", Accept="text/html,application/xhtml+xml,application/json;q=0.9") as response:
         assert response.content_type == "text/html"
 
@@ -279,9 +279,9 @@ async def test_pages_can_be_disabled(start: Start) -> None:
     api = await start(ui=False, docs=False)
     for path in ("/", "/docs", "/openapi.json", "/docs?asset=page.css"):
         async with without_key(api, path) as response:
-            await refused(response, 404, "not_found", None)
+            await read_error(response, 404, "not_found", None)
     async with without_key(api, "/", Accept="application/json") as response:
-        await refused(response, 404, "not_found", None)
+        await read_error(response, 404, "not_found", None)
 
 
 async def test_root_page_without_docs_links_none(start: Start) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from support.model_server import Reply
 
-from .clients import Json, refused, told
+from .clients import Json, read_error, read_json
 from .conftest import Api
 
 BLANK: list[Any] = ["", " \n\t", [], [{"type": "text", "text": ""}], [{"type": "text", "text": " "}, "\n"]]
@@ -22,8 +22,8 @@ def user(content: Any) -> Json:
 
 async def session(api: Api) -> str:
     async with api.post("/api/sessions", {}) as response:
-        made: Json = await told(response, 201)
-        return str(made["session"]["id"])
+        body: Json = await read_json(response, 201)
+        return str(body["session"]["id"])
 
 
 @pytest.mark.parametrize("content", BLANK)
@@ -46,15 +46,15 @@ async def test_blank_message_is_rejected_on_every_route(api: Api, content: Any) 
         bodies += [(path, {"input": [content]}, "input[0]") for path in ("/v1/responses", "/v1/runs")]
     for path, body, param in bodies:
         async with api.post(path, body) as response:
-            await refused(response, 400, "empty_message", param)
+            await read_error(response, 400, "empty_message", param)
     assert api.model.requests == []
 
 
 async def test_blank_message_is_rejected_over_websocket(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with api.client.ws_connect(f"{api.url}/v1/responses") as socket:
-        for given, param in ((" ", "input"), ([user("")], "input[0].content")):
-            await socket.send_json({"type": "response.create", "input": given})
+        for input_value, param in ((" ", "input"), ([user("")], "input[0].content")):
+            await socket.send_json({"type": "response.create", "input": input_value})
             error = await socket.receive_json()
             assert (error["status"], error["error"]["code"]) == (400, "empty_message")
             assert error["error"]["param"] == param
@@ -74,20 +74,20 @@ async def test_blank_message_is_rejected_over_websocket(api: Api) -> None:
 async def test_earlier_blank_messages_are_kept(api: Api, path: str, body: Json) -> None:
     api.model.script = [Reply(text="Hello.")]
     async with api.post(path, body) as response:
-        await told(response)
-    _, *given = api.model.requests[-1].body["messages"]
+        await read_json(response)
+    _, *messages = api.model.requests[-1].body["messages"]
     sent = [(m["role"], m["content"] or "") for m in body.get("messages") or body["input"]]
-    assert [(m["role"], m["content"]) for m in given] == sent
+    assert [(m["role"], m["content"]) for m in messages] == sent
 
 
 @pytest.mark.parametrize("content", [[PICTURE], [{"type": "text", "text": ""}, PICTURE]])
 async def test_image_only_message_is_accepted(api: Api, content: list[Json]) -> None:
     api.model.script = [Reply(text="A cat.")]
     async with api.post("/v1/chat/completions", {"messages": [user(content)]}) as response:
-        await told(response)
+        await read_json(response)
     assert PICTURE["image_url"]["url"] in json.dumps(api.model.requests[-1].body["messages"])  # type: ignore[index]
 
 
 async def test_session_chat_without_message_is_400(api: Api) -> None:
     async with api.post(f"/api/sessions/{await session(api)}/chat", {}) as response:
-        await refused(response, 400, "missing_message", "message")
+        await read_error(response, 400, "missing_message", "message")

@@ -17,10 +17,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from hermes.runs.traces import Traces
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, eventually, frames, told
+from .clients import HeldModel, Json, eventually, frames, read_json
 from .conftest import Api, Start
 from .test_keys import ALL, ANNA, BEN, KEYS, bearer
-from .test_metrics import seen
+from .test_metrics import read_samples
 
 VERSION = {"anthropic-version": "2023-06-01"}
 
@@ -96,9 +96,9 @@ def last_object(text: str) -> Json:
 async def the_run(api: Api, ended: bool = True) -> Json:
     async def look() -> list[Json]:
         async with api.get("/v1/runs") as response:
-            return list((await told(response))["data"])
+            return list((await read_json(response))["data"])
 
-    [run] = await eventually(look, lambda seen: seen and (not ended or seen[0]["finished_at"]))
+    [run] = await eventually(look, lambda value: value and (not ended or value[0]["finished_at"]))
     return dict(run)
 
 
@@ -124,7 +124,7 @@ async def test_turn_is_its_owners(start: Start, surface: Surface) -> None:
         async with api.get(f"/v1/runs/{run_id}", headers=bearer(key)) as response:
             assert response.status == status
         async with api.get("/v1/runs", headers=bearer(key)) as response:
-            assert len((await told(response))["data"]) == (status == 200)
+            assert len((await read_json(response))["data"]) == (status == 200)
 
 
 async def test_repeated_request_is_one_turn(start: Start, surface: Surface) -> None:
@@ -141,10 +141,10 @@ async def test_repeated_request_is_one_turn(start: Start, surface: Surface) -> N
 
 
 @pytest.mark.parametrize("detached", [False, True], ids=["left", "detached"])
-async def test_turn_of_client_that_leaves(start: Start, surface: Surface, detached: bool) -> None:
+async def test_turn_of_disconnected_client(start: Start, surface: Surface, detached: bool) -> None:
     """It is stopped, unless the client has said that it goes on alone."""
-    async with HeldModel(Reply(text=["Hel", "lo."])) as held:
-        api = await start(settings=held.settings, ollama=True)
+    async with HeldModel(Reply(text=["Hel", "lo."])) as held_model:
+        api = await start(settings=held_model.settings, ollama=True)
         headers = {"X-Hermes-Detach": "true"} if detached else {}
         url, sent = api.url + surface.path, {**surface.headers, **headers}
         async with aiohttp.ClientSession(headers=dict(api.client.headers)) as client:
@@ -152,19 +152,19 @@ async def test_turn_of_client_that_leaves(start: Start, surface: Surface, detach
             if surface.streams:
                 async with asking as response:
                     assert response.status == 200
-                    await held.asked()
+                    await held_model.wait_for_request()
                     response.close()
             else:
                 task = asyncio.create_task(_awaited(asking))
-                await held.asked()
+                await held_model.wait_for_request()
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
         if detached:
-            held.let_all()
+            held_model.release_all()
         run = await the_run(api)
         assert run["status"] == ("completed" if detached else "cancelled")
-        held.let_all()
+        held_model.release_all()
 
 
 async def _awaited(asking: Any) -> None:
@@ -190,7 +190,7 @@ async def test_approval_is_answered_while_the_turn_waits(start: Start, surface: 
     await eventually(waiting)
     run_id = (await the_run(api, ended=False))["run_id"]
     async with api.post(f"/v1/runs/{run_id}/approval", {"choice": choice}) as response:
-        await told(response)
+        await read_json(response)
     status, text = await asking
     assert status == 200 and "Done." in text
     result = next(turn.text for turn in api.model.requests[-1].turns if turn.role == "tool")
@@ -205,9 +205,9 @@ async def test_turn_can_be_followed_again(start: Start, surface: Surface) -> Non
     run_id = (await the_run(api))["run_id"]
     async with api.get(f"/v1/runs/{run_id}/events") as response:
         whole = await response.text()
-    seen = frames(whole)
-    assert seen[-1].data["event"] == "run.completed"
-    middle = next(frame.id for frame in seen if frame.id is not None)
+    stream_frames = frames(whole)
+    assert stream_frames[-1].data["event"] == "run.completed"
+    middle = next(frame.id for frame in stream_frames if frame.id is not None)
     async with api.get(f"/v1/runs/{run_id}/events", headers={"Last-Event-ID": middle}) as response:
         rest = await response.text()
     assert rest and whole.endswith(rest) and rest != whole
@@ -220,7 +220,7 @@ async def test_turn_is_counted_and_traced(start: Start, surface: Surface) -> Non
     async with surface.ask(api, traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01") as response:
         assert (await read(response))[0] == 200
     run = await the_run(api)
-    counted = await seen(api)
+    counted = await read_samples(api)
     assert counted["http_requests_total", "POST", surface.path, "200"] == 1
     assert counted["turns_total", run["kind"], "completed"] == 1
     [agent] = [span for span in spans.get_finished_spans() if "agent" in span.name]

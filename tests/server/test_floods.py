@@ -87,19 +87,19 @@ FLOODS: dict[str, tuple[str, bool, Callable[[], Iterator[bytes]], str]] = {
 @asynccontextmanager
 async def provider(kind: str, is_packed: bool, pieces: Callable[[], Iterator[bytes]]) -> AsyncIterator[str]:
     """Answers the first request as usual, and each further one with the flood."""
-    asked = 0
+    request_count = 0
     answering: set[asyncio.Task[None]] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
+        nonlocal request_count
         answering.add(asyncio.current_task())  # type: ignore[arg-type]
         with closing(writer), suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             await reader.readexactly(int(head.partition("content-length:")[2].split("\r\n")[0] or 0))
             if "/models" in head:
                 return
-            asked += 1
-            floods = asked > 1
+            request_count += 1
+            floods = request_count > 1
             encoding = "Content-Encoding: gzip\r\n" if floods and is_packed else ""
             head = (
                 f"HTTP/1.1 200 OK\r\nContent-Type: {kind if floods else STREAM}\r\n{encoding}Connection: close\r\n\r\n"
@@ -141,16 +141,16 @@ async def ask(gateway: Gateway) -> tuple[int, str]:
     "flood", [flood if not at % 4 else pytest.param(flood, marks=pytest.mark.long) for at, flood in enumerate(FLOODS)]
 )
 async def test_provider_flood_is_bounded(tmp_path: Path, flood: str) -> None:
-    kind, is_packed, pieces, words = FLOODS[flood]
+    kind, is_packed, pieces, expected = FLOODS[flood]
     async with provider(kind, is_packed, pieces) as url:
         model = {"default": "test-model", "base_url": url, "api_key": "sk-provider-0123456789abcdef"}
         async with serving(tmp_path / "home", model=model, agent={"api_max_retries": 0}) as gateway:
             pid = gateway.process.pid
             assert (await ask(gateway))[0] == 200
             memory, cpu = peak_mb(pid), cpu_s(pid)
-            status, told = await ask(gateway)
-            assert words in told, (status, told[:600])
-            assert status == (200 if words in ("truncated", STOP) else 502)
+            status, body = await ask(gateway)
+            assert expected in body, (status, body[:600])
+            assert status == (200 if expected in ("truncated", STOP) else 502)
             assert peak_mb(pid) - memory < MEMORY_MB_MAX
             assert cpu_s(pid) - cpu < CPU_S_MAX
 
@@ -160,9 +160,9 @@ SECONDS, CPU_SHARE_MAX = 4.0, 0.2
 
 
 async def share_of_a_core(pid: int, seconds: float) -> float:
-    began, cpu = time.monotonic(), cpu_s(pid)
+    started_at, cpu = time.monotonic(), cpu_s(pid)
     await asyncio.sleep(seconds)
-    return (cpu_s(pid) - cpu) / (time.monotonic() - began)
+    return (cpu_s(pid) - cpu) / (time.monotonic() - started_at)
 
 
 @pytest.mark.parametrize(
@@ -173,11 +173,15 @@ async def test_mcp_flood_is_bounded(tmp_path: Path, mode: str) -> None:
     pytest.importorskip("mcp")
     peaks = []
     async with ModelServer(handler=lambda _: Reply(text="Fine.")) as model:
-        told = {"default": "test-model", "base_url": f"{model.url}/v1", "api_key": "sk-provider-0123456789abcdef"}
+        model_settings = {
+            "default": "test-model",
+            "base_url": f"{model.url}/v1",
+            "api_key": "sk-provider-0123456789abcdef",
+        }
         for arg in ("plain", mode):
             server = {"command": sys.executable, "args": [str(MCP_SERVER), arg], "sandbox": False}
             settings = {"mcp_discovery_timeout": 30, "mcp_servers": {"s": server}}
-            async with serving(tmp_path / arg, model=told, **settings) as gateway:
+            async with serving(tmp_path / arg, model=model_settings, **settings) as gateway:
                 pid = gateway.process.pid
                 assert (await ask(gateway))[0] == 200
                 assert any(tool["function"]["name"] == "mcp_s_pid" for tool in model.requests[-1].body["tools"])

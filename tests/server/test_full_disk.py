@@ -13,7 +13,7 @@ import pytest
 from support.gateway import serving
 from support.model_server import Call, ModelServer, Reply, Request
 
-from .clients import Frame, Json, chat_text, refused, stream_of, told, user
+from .clients import Frame, Json, chat_text, read_error, read_json, stream_of, user
 from .conftest import Api
 
 CHAT, RESPONSES, SESSION = "/v1/chat/completions", "/v1/responses", "/api/sessions/hall/chat"
@@ -48,9 +48,9 @@ class Disk:
 
 @pytest.fixture(params=FAULTS)
 def disk(api: Api, request: pytest.FixtureRequest) -> Iterator[Disk]:
-    found = Disk(api, request.param)
-    yield found
-    found.mend()
+    disk = Disk(api, request.param)
+    yield disk
+    disk.mend()
 
 
 def failing(api: Api, disk: Disk, reply: Reply) -> Callable[[Request], Any]:
@@ -73,28 +73,28 @@ async def streamed(api: Api, path: str, body: Json) -> list[Frame]:
         return await stream_of(response)
 
 
-def end_of(path: str, seen: list[Frame]) -> tuple[str, str, Json]:
+def end_of(path: str, frames: list[Frame]) -> tuple[str, str, Json]:
     """How a stream ended: its state, its text, and the last object that it tells. Its grammar is checked."""
-    names = [frame.event for frame in seen]
+    names = [frame.event for frame in frames]
     if path == CHAT:
-        assert seen[-1].data == "[DONE]"
-        last = next(frame.data for frame in reversed(seen[:-1]) if frame.data.get("choices"))
-        return last["choices"][0]["finish_reason"], chat_text(seen), last
+        assert frames[-1].data == "[DONE]"
+        last = next(frame.data for frame in reversed(frames[:-1]) if frame.data.get("choices"))
+        return last["choices"][0]["finish_reason"], chat_text(frames), last
     if path == RESPONSES:
-        assert seen[-1].data == "[DONE]"
-        last = seen[-2].data
-        said = "".join(frame.data["delta"] for frame in seen if frame.event == "response.output_text.delta")
-        return last["type"], said, last["response"]
+        assert frames[-1].data == "[DONE]"
+        last = frames[-2].data
+        text = "".join(frame.data["delta"] for frame in frames if frame.event == "response.output_text.delta")
+        return last["type"], text, last["response"]
     assert names[-1] == "done"
-    said = "".join(frame.data["delta"] for frame in seen if frame.event == "assistant.delta")
-    return str(names[-2]), said, seen[-2].data
+    text = "".join(frame.data["delta"] for frame in frames if frame.event == "assistant.delta")
+    return str(names[-2]), text, frames[-2].data
 
 
-def warned(path: str, seen: list[Frame], last: Json) -> bool:
+def warned(path: str, frames: list[Frame], last: Json) -> bool:
     """Whether a stream says that its turn is not kept."""
     if path == SESSION:
-        return any(frame.event == "warning" and frame.data["code"] == "store_unavailable" for frame in seen)
-    return [one["code"] for one in last["hermes"]["warnings"]] == ["store_unavailable"]
+        return any(frame.event == "warning" and frame.data["code"] == "store_unavailable" for frame in frames)
+    return [warning["code"] for warning in last["hermes"]["warnings"]] == ["store_unavailable"]
 
 
 ENDS = {CHAT: "stop", RESPONSES: "response.completed", SESSION: "run.completed"}
@@ -105,39 +105,39 @@ FAILURES = {CHAT: "error", RESPONSES: "response.failed", SESSION: "run.failed"}
 async def test_complete_answer_is_delivered_with_warning_on_full_disk(api: Api, disk: Disk, route: str) -> None:
     path, body = ROUTES[route]
     async with api.post("/api/sessions", {"id": "hall"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     api.model.handler = failing(api, disk, Reply(text=ANSWER, continues=False))
-    seen = await streamed(api, path, body)
-    end, text, last = end_of(path, seen)
+    events = await streamed(api, path, body)
+    end, text, last = end_of(path, events)
     assert (end, text) == (ENDS[path], ANSWER)
     unstored = route == "chat unstored"
-    assert unstored or warned(path, seen, last)
+    assert unstored or warned(path, events, last)
     disk.mend()
     async with api.post(path, body) as response:
-        answered = await told(response)
-        warnings = answered.get("hermes", {}).get("warnings", [])
-        assert [one["code"] for one in warnings] == ([] if unstored else ["store_unavailable"])
+        payload = await read_json(response)
+        warnings = payload.get("hermes", {}).get("warnings", [])
+        assert [warning["code"] for warning in warnings] == ([] if unstored else ["store_unavailable"])
         assert response.headers.get("X-Hermes-Warning") == (None if unstored else "store_unavailable")
-    assert ANSWER in str(answered)
+    assert ANSWER in str(payload)
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route != "chat unstored"])
 async def test_turn_needing_store_fails_on_full_disk(api: Api, disk: Disk, route: str) -> None:
     path, body = ROUTES[route]
     async with api.post("/api/sessions", {"id": "hall"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     call = Call("todo", {"todos": [{"id": "1", "content": "x" * 40_000, "status": "pending"}]})
     api.model.handler = failing(api, disk, Reply(tool_calls=[call], continues=False))
-    seen = await streamed(api, path, body)
-    end, _, last = end_of(path, seen)
+    events = await streamed(api, path, body)
+    end, _, last = end_of(path, events)
     assert end == FAILURES[path]
     error = last["error_code"] if path == SESSION else last["error"]["type" if path == RESPONSES else "code"]
     assert error == CODE
     if path != CHAT:
-        assert "error" in [frame.event for frame in seen]
+        assert "error" in [frame.event for frame in events]
     disk.mend()
     async with api.post(path, body) as response:
-        await refused(response, 503, CODE)
+        await read_error(response, 503, CODE)
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route != "session"])
@@ -146,18 +146,18 @@ async def test_detached_cancel_turn_is_answered_without_store(api: Api, disk: Di
     api.model.handler = lambda _: Reply(text=ANSWER, continues=False)
     await api.ask("before")
     disk.fail()
-    seen = await streamed(api, path, body)
-    end, text, last = end_of(path, seen)
+    events = await streamed(api, path, body)
+    end, text, last = end_of(path, events)
     assert (end, text) == (ENDS[path], ANSWER)
-    assert route == "chat unstored" or warned(path, seen, last)
+    assert route == "chat unstored" or warned(path, events, last)
 
 
 async def test_run_ended_without_store_is_recorded_once_store_is_back(api: Api, disk: Disk) -> None:
     async with api.post("/api/sessions", {"id": "hall"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     api.model.handler = failing(api, disk, Reply(text=ANSWER, continues=False))
-    seen = await streamed(api, SESSION, {"message": "hi"})
-    run_id = seen[0].data["run_id"]
+    streamed_events = await streamed(api, SESSION, {"message": "hi"})
+    run_id = streamed_events[0].data["run_id"]
     disk.mend()
     await api.app.engine.resume(run_id)
     async with api.get(f"/v1/runs/{run_id}/events") as response:
@@ -192,27 +192,27 @@ async def test_log_reader_gets_synthetic_end_without_store(api: Api, disk: Disk,
     async with asyncio.timeout(20), api.get(events) as response:
         assert response.status == 200
         reads.set()
-        seen = await stream_of(response)
+        frames = await stream_of(response)
         text = await response.text()
     if reader == "run":
-        assert (seen[-1].data["event"], seen[-1].data["error_code"]) == ("run.failed", CODE)
+        assert (frames[-1].data["event"], frames[-1].data["error_code"]) == ("run.failed", CODE)
         assert text.endswith(": stream closed\n\n")
     else:
-        assert end_of(RESPONSES, seen)[0] == "response.failed"
+        assert end_of(RESPONSES, frames)[0] == "response.failed"
     disk.mend()
     async with asyncio.timeout(20), api.get(events) as response:
         again = await stream_of(response)
     last = -1 if reader == "run" else -2
     assert again[last].data.get("event", again[last].data.get("type")) in ("run.failed", "response.failed")
     if reader == "run":
-        assert int(again[-1].id or 0) > int(seen[-1].id or 0), "a number was used twice"
+        assert int(again[-1].id or 0) > int(frames[-1].id or 0), "a number was used twice"
     assert len(api.model.requests) == 1, "the model was asked again"
 
 
 async def test_reader_that_comes_after_an_unrecorded_end_gets_it(api: Api, disk: Disk) -> None:
     api.model.handler = failing(api, disk, Reply(text=ANSWER, continues=False))
     async with api.post("/v1/runs", {"input": "hi"}) as response:
-        run_id = (await told(response, 202))["run_id"]
+        run_id = (await read_json(response, 202))["run_id"]
     async with asyncio.timeout(20):
         while not api.app.engine.unrecorded_end(run_id) or run_id in api.app.engine.by_id:
             await asyncio.sleep(0.01)
@@ -259,22 +259,22 @@ async def test_disk_full_mid_stream(home_folder: Path) -> None:
                 filler.unlink(missing_ok=True)
                 stream = (f"{path}/stream", body) if path == SESSION else (path, {**body, "stream": True})
                 async with gateway.client.post(stream[0], json=stream[1]) as response:
-                    seen = await stream_of(response)
-                end, text, last = end_of(path, seen)
+                    frames = await stream_of(response)
+                end, text, last = end_of(path, frames)
                 assert (end, text) == (ENDS[path], whole)
-                assert warned(path, seen, last)
+                assert warned(path, frames, last)
                 filler.unlink()
                 async with gateway.client.post(path, json=body) as response:
-                    answered = await response.text()
+                    answer_text = await response.text()
                     assert (response.status, response.headers["X-Hermes-Warning"]) == (200, "store_unavailable")
-                    assert whole.strip() in answered
+                    assert whole.strip() in answer_text
             assert len(list((disk / "journal").iterdir())) < 10
             filler.unlink()
             run_id = response.headers["X-Hermes-Run-Id"]
 
-            async def ended() -> bool:
+            async def has_ended() -> bool:
                 return bool((await gateway.get(f"/v1/runs/{run_id}"))["status"] == "failed")
 
             async with asyncio.timeout(20):
-                while not await ended():
+                while not await has_ended():
                     await asyncio.sleep(0.05)

@@ -79,11 +79,11 @@ async def test_open_server_rejects_foreign_host_and_origin(home: Home, prefix: s
     configure(home, {}, {})
     async with serving(home) as (url, _):
         for method, path in EVERYWHERE:
-            told = await ask(url, method, prefix + path, Host="evil.example")
-            assert told[:2] == (403, "host_not_allowed"), (method, path)
-            told = await ask(url, method, prefix + path, Origin="https://evil.example")
-            assert told[:2] == (403, "origin_not_allowed"), (method, path)
-            assert "Access-Control-Allow-Origin" not in told[2] and told[2]["X-Frame-Options"] == "DENY"
+            answer = await ask(url, method, prefix + path, Host="evil.example")
+            assert answer[:2] == (403, "host_not_allowed"), (method, path)
+            answer = await ask(url, method, prefix + path, Origin="https://evil.example")
+            assert answer[:2] == (403, "origin_not_allowed"), (method, path)
+            assert "Access-Control-Allow-Origin" not in answer[2] and answer[2]["X-Frame-Options"] == "DENY"
         upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
         upgrade |= {"Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==", "Host": "evil.example"}
         assert (await ask(url, "GET", f"{prefix}/v1/responses", **upgrade))[:2] == (403, "host_not_allowed")
@@ -133,9 +133,9 @@ async def test_cors_origins_are_per_profile(home: Home) -> None:
             for method in ("GET", "OPTIONS"):
                 status, _, headers = await ask(url, method, f"{prefix}/v1/models", Origin=own)
                 assert (status, headers["Access-Control-Allow-Origin"]) == (200, own)
-                told = await ask(url, method, f"{prefix}/v1/models", Origin=other)
-                assert told[:2] == (403, "origin_not_allowed")
-                assert "Access-Control-Allow-Origin" not in told[2]
+                answer = await ask(url, method, f"{prefix}/v1/models", Origin=other)
+                assert answer[:2] == (403, "origin_not_allowed")
+                assert "Access-Control-Allow-Origin" not in answer[2]
 
 
 async def test_environment_key_and_origins_apply_to_own_profile_only(
@@ -175,7 +175,7 @@ WEAK = "the key 'anna' of api_server.keys is"
 
 
 @pytest.mark.parametrize(
-    ("environ", "root", "profile", "host", "words"),
+    ("environ", "root", "profile", "host", "message"),
     [
         ({}, {"key": ROOT_KEY}, {}, "127.0.0.1", OPEN_PROFILE),
         ({}, hashed(digest(ROOT_KEY)), {}, "127.0.0.1", OPEN_PROFILE),
@@ -203,7 +203,7 @@ async def test_insecure_configuration_is_rejected_at_start(
     root: Json,
     profile: Json,
     host: str,
-    words: str,
+    message: str,
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -213,7 +213,7 @@ async def test_insecure_configuration_is_rejected_at_start(
     with pytest.raises(HermesError) as refused:
         await GatewayRunner(home, host=host, port=0, allow_local_exec=True).serve(stop)
     assert refused.value.exit_code == 78
-    assert words in str(refused.value) and "Try: " in str(refused.value)
+    assert message in str(refused.value) and "Try: " in str(refused.value)
     assert ROOT_KEY not in str(refused.value)
 
 
@@ -250,12 +250,12 @@ async def open_url(home: Home) -> AsyncIterator[str]:
 
 
 async def as_user(uid: int, url: str, path: str, family: int = socket.AF_INET, host: str = "127.0.0.1") -> str:
-    """What a client of this user is told."""
+    """The response that a client of this user gets."""
     arguments = [str(int(family)), host, url.rpartition(":")[2], path]
-    made = await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         SYSTEM_PYTHON, "-c", CLIENT, *arguments, stdout=subprocess.PIPE, user=uid, group=uid, extra_groups=[]
     )
-    return (await made.communicate())[0].decode()
+    return (await process.communicate())[0].decode()
 
 
 def status_of(answer: str) -> int:
@@ -298,7 +298,7 @@ def has_ipv6() -> bool:
         return False
 
 
-async def test_closed_connection_is_not_taken_for_root() -> None:
+async def test_closed_connection_is_not_treated_as_root() -> None:
     """The kernel says of a socket without a process that it is root's."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         client = socket.create_connection(listening.getsockname())
@@ -346,5 +346,5 @@ class Transport(asyncio.BaseTransport):
 
     def __init__(self, sock: socket.socket) -> None:
         inet = sock.family != socket.AF_UNIX
-        told = {"sockname": sock.getsockname(), "peername": sock.getpeername()} if inet else {}
-        super().__init__({"socket": sock, **told})
+        addresses = {"sockname": sock.getsockname(), "peername": sock.getpeername()} if inet else {}
+        super().__init__({"socket": sock, **addresses})

@@ -46,9 +46,9 @@ class Server:
         self.process = process
         assert process.stdout is not None
         self.line = process.stdout.readline()
-        found = re.search(r"listening on (http://\S+)", self.line)
-        assert found, process.communicate()
-        self.url = found[1]
+        match = re.search(r"listening on (http://\S+)", self.line)
+        assert match, process.communicate()
+        self.url = match[1]
 
     def get(self, path: str) -> int:
         connection = HTTPConnection(urlsplit(self.url).netloc, timeout=60)
@@ -61,8 +61,8 @@ class Server:
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Its exit code and what it said."""
         self.process.send_signal(number)
-        said = self.process.communicate(timeout=60)[1]
-        return self.process.returncode, said
+        stderr = self.process.communicate(timeout=60)[1]
+        return self.process.returncode, stderr
 
 
 Launch = Callable[..., Server]
@@ -73,9 +73,9 @@ def launch(home: Home) -> Iterator[Launch]:
     """Starts servers, and ends those that are left."""
     with ExitStack() as stack:
 
-        def started(*words: str, **more: Any) -> Server:
+        def started(*args: str, **more: Any) -> Server:
             process = HermesProcess(
-                [*COMMAND, *(words or ("gateway", "run", "--port", "0"))],
+                [*COMMAND, *(args or ("gateway", "run", "--port", "0"))],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -88,8 +88,8 @@ def launch(home: Home) -> Iterator[Launch]:
         yield started
 
 
-def ran(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60, check=False)
+def run_command(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, timeout=60, check=False)
 
 
 def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -121,8 +121,8 @@ def configure(home: Home, server: ModelServer) -> None:
 
 
 def state(home: Home) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(home.state_file.read_text())
-    return told
+    payload: dict[str, Any] = json.loads(home.state_file.read_text())
+    return payload
 
 
 # ---- run
@@ -133,12 +133,12 @@ def test_gateway_serves_until_terminated(number: signal.Signals, home: Home, lau
     command = ("-m", "llama", "--provider", "ollama", "gateway", "run", "--port", "0")
     # Whoever runs the tests may have done so with `nohup`.
     server = launch(*command, umask=0, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
-    answered = server.get("/health")
-    code, said = server.end(number)
+    health = server.get("/health")
+    code, stderr = server.end(number)
     assert server.line.startswith(
         f"Hermes {hermes.__version__} listening on {server.url} (model ollama/llama, auth open"
     )
-    assert (answered, code, said) == (200, 0, "")
+    assert (health, code, stderr) == (200, 0, "")
     assert (state(home)["gateway_state"], is_served(home)) == ("stopped", False)
     files = [path for path in home.path.rglob("*") if path.is_file()]
     assert {home.state_db, home.state_file, home.lock_file} <= set(files)
@@ -156,24 +156,24 @@ def test_second_signal_ends_gateway_immediately(home: Home, launch: Launch) -> N
     with hanging(home, launch) as server:
         server.process.send_signal(signal.SIGTERM)
         until(lambda: state(home)["gateway_state"] == "draining")
-        answered = server.get("/health")
+        health = server.get("/health")
         code, _ = server.end()
-    assert (answered, code) == (200, 130)
+    assert (health, code) == (200, 130)
     assert not is_served(home)
 
 
 def test_startup_failure_is_reported(home: Home) -> None:
     home.config_file.write_text("model: [")
-    done = ran("gateway", "run", "--port", "0")
-    assert (done.returncode, done.stdout) == (78, "")
-    assert done.stderr.startswith("hermes: config.yaml line 2, column 1: ") and done.stderr.count("\n") <= 2
-    assert "Try: hermes config edit" in done.stderr
+    result = run_command("gateway", "run", "--port", "0")
+    assert (result.returncode, result.stdout) == (78, "")
+    assert result.stderr.startswith("hermes: config.yaml line 2, column 1: ") and result.stderr.count("\n") <= 2
+    assert "Try: hermes config edit" in result.stderr
     assert state(home)["gateway_state"] == "startup_failed"
 
 
 def test_home_is_served_once_until_replaced(home: Home, launch: Launch) -> None:
     first = launch()
-    second = ran("gateway", "run", "--port", "0")
+    second = run_command("gateway", "run", "--port", "0")
     assert second.returncode == 4 and f"pid {first.process.pid}" in second.stderr
     assert first.get("/health") == 200
     port = urlsplit(first.url).port
@@ -187,7 +187,7 @@ def test_two_profiles_on_own_ports(home: Home, launch: Launch) -> None:
     (home.path / "profiles" / "work").mkdir(parents=True, mode=0o700)
     first = launch()
     port = str(urlsplit(first.url).port)
-    refused = ran("gateway", "run", "--port", port, "-p", "work")
+    refused = run_command("gateway", "run", "--port", port, "-p", "work")
     assert refused.returncode == 69
     assert f"127.0.0.1:{port} cannot be bound" in refused.stderr
     assert f"profile 'default' (pid {first.process.pid})" in refused.stderr
@@ -198,10 +198,10 @@ def test_two_profiles_on_own_ports(home: Home, launch: Launch) -> None:
     assert (second.process.wait(timeout=60), first.process.poll()) == (0, None)
 
 
-@pytest.mark.parametrize("words", [["--port", "65536"], ["--port", "x"], ["--port", "-1"], ["--no-such"]])
-def test_invalid_argument_is_usage_error(words: list[str], home: Home) -> None:
+@pytest.mark.parametrize("args", [["--port", "65536"], ["--port", "x"], ["--port", "-1"], ["--no-such"]])
+def test_invalid_argument_is_usage_error(args: list[str], home: Home) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["gateway", "run", *words])
+        main(["gateway", "run", *args])
     assert ended.value.code == 2
     assert not home.state_file.exists()
 
@@ -214,28 +214,28 @@ def test_gateway_status_and_stop(home: Home, launch: Launch, capfd: pytest.Captu
         configure(home, unused)
         server = launch()
         code = main(["gateway", "status", "--json"])
-        told = json.loads(capfd.readouterr().out)
+        payload = json.loads(capfd.readouterr().out)
         deep = main(["gateway", "status", "--deep"])
         lines = capfd.readouterr().out.splitlines()
         stopped = main(["gateway", "stop", "--json"])
         after = json.loads(capfd.readouterr().out)
         again = main(["gateway", "stop"]), main(["gateway", "status"])
     assert (code, deep, stopped, again, server.process.wait(timeout=60)) == (0, 0, 0, (5, 5), 0)
-    assert (told["state"], told["address"], told["pid"]) == ("running", server.url, server.process.pid)
-    assert (told["runs"], told["store"], told["bus"], told["error"]) == (0, "ok", "ok", None)
+    assert (payload["state"], payload["address"], payload["pid"]) == ("running", server.url, server.process.pid)
+    assert (payload["runs"], payload["store"], payload["bus"], payload["error"]) == (0, "ok", "ok", None)
     assert "state: running" in lines and any(line.startswith("check state_db: ok") for line in lines)
     assert after == {"stopped": True, "pid": server.process.pid}
-    said = capfd.readouterr()
-    assert said.out == "state: stopped\n" and "No server is running" in said.err
+    captured = capfd.readouterr()
+    assert captured.out == "state: stopped\n" and "No server is running" in captured.err
 
 
 def test_silent_server_is_degraded(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     with hold(home):
         write_runtime_status(home, gateway_state="running", host="127.0.0.1", port=1)
         code = main(["gateway", "status"])
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     assert code == 1
-    assert "state: degraded" in told.out and "does not answer" in told.err
+    assert "state: degraded" in captured.out and "does not answer" in captured.err
 
 
 def test_status_reports_failed_start(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,8 +266,8 @@ def test_stop_timeout_is_reported(
     with hold(home):
         write_runtime_status(home, gateway_state="running", active_agents=2)
         assert main(["gateway", "stop"]) == 1
-    said = capsys.readouterr().err
-    assert "Waiting for 2 running turns" in said and "Try: hermes gateway stop --now" in said
+    err = capsys.readouterr().err
+    assert "Waiting for 2 running turns" in err and "Try: hermes gateway stop --now" in err
 
 
 def test_gateway_restart_keeps_arguments(home: Home, launch: Launch) -> None:
@@ -277,8 +277,8 @@ def test_gateway_restart_keeps_arguments(home: Home, launch: Launch) -> None:
     assert second.get("/health") == 200
     assert state(home)["pid"] == second.process.pid
     assert state(home)["argv"][1:] == ["gateway", "run", "-v", "--port", "0", "-p", "default"]
-    code, said = second.end()
-    assert code == 0 and "INFO hermes.server.runner: draining" in said
+    code, stderr = second.end()
+    assert code == 0 and "INFO hermes.server.runner: draining" in stderr
 
 
 # ---- key
@@ -305,8 +305,8 @@ def test_gateway_key_warns_if_not_in_effect(
     monkeypatch.setenv("API_SERVER_KEY", "from-the-environment")
     with hold(home):
         main(["gateway", "key", "--new"])
-    said = capsys.readouterr().err
-    assert "API_SERVER_KEY still comes first" in said and "hermes gateway restart" in said
+    err = capsys.readouterr().err
+    assert "API_SERVER_KEY still comes first" in err and "hermes gateway restart" in err
     main(["gateway", "key"])
     assert capsys.readouterr().out == "from-the-environment\n"
 
@@ -319,7 +319,7 @@ def test_profiles_are_served_under_their_names(home: Home, launch: Launch) -> No
     home.config_file.write_text("api_server: {key: sk-main-0123456789abcdef, profiles: [work, club]}\n")
     url = launch().url
 
-    def asked(path: str, key: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+    def request(path: str, key: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
         headers = {"Authorization": f"Bearer sk-{key}-0123456789abcdef", "Content-Type": "application/json"}
         try:
             with urlopen(Request(url + path, body, headers)) as answer:
@@ -328,15 +328,15 @@ def test_profiles_are_served_under_their_names(home: Home, launch: Launch) -> No
             return refusal.code, json.load(refusal)["error"]
 
     for name in ("work", "club"):
-        status, document = asked(f"/p/{name}/v1/models", name)
+        status, document = request(f"/p/{name}/v1/models", name)
         assert status == 200 and [model["id"] for model in document["data"]] == [name]
         for other in ("main", "club" if name == "work" else "work"):
-            assert asked(f"/p/{name}/v1/models", other)[0] == 401
-        assert asked("/v1/models", name)[0] == 401
-    assert asked("/p/work/api/sessions", "work", b'{"id": "mine"}')[0] == 201
-    assert asked("/p/work/api/sessions/mine", "work")[0] == 200
-    assert asked("/p/club/api/sessions/mine", "club")[0] == asked("/api/sessions/mine", "main")[0] == 404
-    assert asked("/p/none/v1/models", "main")[1]["code"] == "profile_not_found"
-    assert asked("/p/work/v1/nothing", "work")[1]["code"] == "not_found"
-    assert asked("/v1/capabilities", "main")[1]["features"]["profiles"] is True
-    assert asked("/p/work/v1/capabilities", "work")[1]["features"]["profiles"] is False
+            assert request(f"/p/{name}/v1/models", other)[0] == 401
+        assert request("/v1/models", name)[0] == 401
+    assert request("/p/work/api/sessions", "work", b'{"id": "mine"}')[0] == 201
+    assert request("/p/work/api/sessions/mine", "work")[0] == 200
+    assert request("/p/club/api/sessions/mine", "club")[0] == request("/api/sessions/mine", "main")[0] == 404
+    assert request("/p/none/v1/models", "main")[1]["code"] == "profile_not_found"
+    assert request("/p/work/v1/nothing", "work")[1]["code"] == "not_found"
+    assert request("/v1/capabilities", "main")[1]["features"]["profiles"] is True
+    assert request("/p/work/v1/capabilities", "work")[1]["features"]["profiles"] is False

@@ -1,4 +1,4 @@
-"""Keys: who comes in, what each may do, how much and how often, and that nobody sees what is another's."""
+"""API keys: authentication, scopes, limits, rates, and isolation of owners."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hermes.server.keys import Bucket, Keyring
 from hermes.server.routes import ROUTES, Route
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, eventually, offered, refused, told, user
+from .clients import HeldModel, Json, eventually, read_error, read_json, tool_names, user
 from .conftest import KEY, Api, Start
 
 ANNA, BEN, NARROW = "sk-anna-0123456789abcdef", "sk-ben-0123456789abcdef", "sk-narrow-0123456789abcdef"
@@ -70,7 +70,7 @@ async def called(api: Api, route: Route, key: str | None, ids: Json) -> tuple[in
 
 
 @dataclass
-class Two:
+class TwoOwners:
     """A server with two owners, and what belongs to one of them."""
 
     api: Api
@@ -78,41 +78,41 @@ class Two:
 
 
 @pytest.fixture
-async def two(start: Start) -> AsyncIterator[Two]:
+async def two(start: Start) -> AsyncIterator[TwoOwners]:
     others = [
         {"name": f"only-{scope.replace(':', '-')}", "key": f"{NARROW}-{scope}", "scopes": [scope]} for scope in ALL
     ]
     api = await start(*[Reply(text="Hi.", continues=False)] * 50, keys=[*KEYS, *others])
-    yield Two(api, await _things(api, ANNA))
+    yield TwoOwners(api, await _things(api, ANNA))
 
 
 async def _things(api: Api, key: str) -> Json:
-    """One of everything that can be somebody's."""
+    """One object of each kind that has an owner."""
     more: Json = {"headers": bearer(key)}
     async with api.post("/v1/responses", {"input": "hi"}, **more) as response:
-        ids = {"response_id": (await told(response))["id"]}
+        ids = {"response_id": (await read_json(response))["id"]}
     async with api.post("/v1/conversations", {}, **more) as response:
-        ids["conversation_id"] = (await told(response))["id"]
+        ids["conversation_id"] = (await read_json(response))["id"]
     async with api.post(
         f"/v1/conversations/{ids['conversation_id']}/items", BODIES["conversation_items_add"], **more
     ) as response:
-        ids["item_id"] = (await told(response))["data"][0]["id"]
+        ids["item_id"] = (await read_json(response))["data"][0]["id"]
     async with api.post("/v1/runs", {"input": "hi", "session_id": f"of-{key[3:7]}"}, **more) as response:
-        run = await told(response, 202)
+        run = await read_json(response, 202)
     ids |= {"run_id": run["run_id"], "session_id": run["session_id"]}
 
     async def state() -> Json:
         async with api.get(f"/v1/runs/{run['run_id']}", **more) as response:
-            return await told(response)
+            return await read_json(response)
 
-    await eventually(state, lambda found: found["finished_at"])
+    await eventually(state, lambda value: value["finished_at"])
     async with api.post("/api/jobs", {"schedule": "1d", "prompt": "x"}, **more) as response:
-        ids["job_id"] = (await told(response, 201))["job"]["id"]
+        ids["job_id"] = (await read_json(response, 201))["job"]["id"]
     return ids
 
 
 @pytest.mark.parametrize("route", PROTECTED, ids=lambda route: route.name)
-async def test_every_route_requires_key_scope_and_owner(two: Two, route: Route) -> None:
+async def test_every_route_requires_key_scope_and_owner(two: TwoOwners, route: Route) -> None:
     api, ids = two.api, two.ids
     for key in (None, "sk-nobody-0123456789", KEY[:-1]):
         status, error, headers = await called(api, route, key, ids)
@@ -121,11 +121,11 @@ async def test_every_route_requires_key_scope_and_owner(two: Two, route: Route) 
     for scope in ALL:
         status, error, headers = await called(api, route, f"{NARROW}-{scope}", ids)
         ways = [way.split() for way in ({"any": scope}.get(str(route.scope), str(route.scope))).split("|")]
-        missing = [one for one in ways[0] if one != scope]
+        missing = [granted for granted in ways[0] if granted != scope]
         allowed = [scope] in ways
         assert (error.get("code") == "insufficient_scope") is not allowed
         if not allowed:
-            assert status == 403 and all(f"'{one}'" in error["message"] for one in missing)
+            assert status == 403 and all(f"'{missing_scope}'" in error["message"] for missing_scope in missing)
             assert f"'{scope}'" not in error["message"]
             assert headers["WWW-Authenticate"] == f'Bearer error="insufficient_scope", scope="{" ".join(ways[0])}"'
     if "{" in route.path and route.name != "model" and route.scope != "admin":
@@ -160,27 +160,29 @@ async def test_run_is_visible_under_scope_of_its_route_or_runs(start: Start, kin
     path, body, own = KINDS[kind]
     sets = {"all": ALL, "runs": ["runs"], "chat": ["chat"], "jobs": ["jobs"], "sessions": ["sessions:write"]}
     sets |= {"talker": ["chat", "sessions:write"], "reader": ["sessions:read"]}
-    async with HeldModel(Reply(text="Hi, all of you.")) as held:
+    async with HeldModel(Reply(text="Hi, all of you.")) as held_model:
         keys = [{"name": "anna", "key": ANNA, "scopes": ALL}]
-        api = await start(settings=held.settings, keys=keys)
+        api = await start(settings=held_model.settings, keys=keys)
         anna: Json = {"headers": bearer(ANNA)}
         async with api.post("/api/sessions", {"id": "mine"}, **anna) as response:
-            await told(response, 201)
+            await read_json(response, 201)
         if kind == "job":
             async with api.post("/api/jobs", {"schedule": "1d", "prompt": "hi"}, **anna) as response:
-                path = path.format(job_id=(await told(response, 201))["job"]["id"])
-        async with api.post(path, body, **anna) as began:
-            await held.asked()
+                path = path.format(job_id=(await read_json(response, 201))["job"]["id"])
+        async with api.post(path, body, **anna) as first_response:
+            await held_model.wait_for_request()
             [record] = await api.app.engine.list(owner="anna")
             run_id = record.spec.run_id
             assert record.spec.kind == kind
             for scopes in sets.values():
                 # The same owner, with fewer scopes: what belongs to others is not there at all.
-                [key] = [one for one in api.context.keyring.keys if one.owner == "anna"]
+                [key] = [key for key in api.context.keyring.keys if key.owner == "anna"]
                 narrow = dataclasses.replace(key, scopes=frozenset(scopes))
-                api.context.keyring.keys = [one if one is not key else narrow for one in api.context.keyring.keys]
+                api.context.keyring.keys = [
+                    other_key if other_key is not key else narrow for other_key in api.context.keyring.keys
+                ]
                 covered = "runs" in scopes or (bool(own) and set(own) <= set(scopes))
-                for method, rest, given, fine in (
+                for method, rest, payload, fine in (
                     ("GET", "", None, 200),
                     ("POST", "/steer", {"text": "x"}, 202),
                     ("POST", "/approval", {"choice": "once"}, 409),
@@ -189,79 +191,79 @@ async def test_run_is_visible_under_scope_of_its_route_or_runs(start: Start, kin
                     ("HEAD", "/events", None, 200),
                 ):
                     async with api.client.request(
-                        method, f"{api.url}/v1/runs/{run_id}{rest}", json=given, **anna
-                    ) as got:
-                        assert got.status == (fine if covered else 403), (scopes, method, rest)
-                async with api.get("/v1/runs", **anna) as got:
+                        method, f"{api.url}/v1/runs/{run_id}{rest}", json=payload, **anna
+                    ) as answer:
+                        assert answer.status == (fine if covered else 403), (scopes, method, rest)
+                async with api.get("/v1/runs", **anna) as answer:
                     if not {"runs", "chat", "jobs"} & set(scopes):
-                        await refused(got, 403, "insufficient_scope")
+                        await read_error(answer, 403, "insufficient_scope")
                     else:
-                        listed = [run["run_id"] for run in (await told(got))["data"]]
+                        listed = [run["run_id"] for run in (await read_json(answer))["data"]]
                         assert listed == ([run_id] if covered else [])
-                        async with api.get(f"/v1/runs?kind={kind}", **anna) as asked:
-                            assert len((await told(asked))["data"]) == len(listed)
-            held.let_all()
-            await began.read()
+                        async with api.get(f"/v1/runs?kind={kind}", **anna) as list_response:
+                            assert len((await read_json(list_response))["data"]) == len(listed)
+            held_model.release_all()
+            await first_response.read()
 
 
 async def test_session_chat_requires_sessions_scope(start: Start) -> None:
     scopes = {"talker": ["chat"], "keeper": ["sessions:read", "sessions:write"], "both": ["chat", "sessions:write"]}
-    keys = [{"name": name, "key": f"{NARROW}-{name}", "scopes": given} for name, given in scopes.items()]
+    keys = [{"name": name, "key": f"{NARROW}-{name}", "scopes": granted} for name, granted in scopes.items()]
     api = await start(*[Reply(text="Hi.")] * 5, keys=keys)
     for name in ("keeper", "both"):
         async with api.post("/api/sessions", {"id": name}, headers=bearer(f"{NARROW}-{name}")) as response:
-            await told(response, 201)
+            await read_json(response, 201)
     for name, missing in (("talker", "sessions:write"), ("keeper", "chat")):
         for path in ("chat", "chat/stream"):
             more: Json = {"headers": bearer(f"{NARROW}-{name}")}
             async with api.post(f"/api/sessions/keeper/{path}", {"message": "hi"}, **more) as response:
-                message = (await refused(response, 403, "insufficient_scope"))["message"]
+                message = (await read_error(response, 403, "insufficient_scope"))["message"]
                 assert message == f"This key lacks the scope '{missing}'."
                 assert response.headers["WWW-Authenticate"].endswith('scope="chat sessions:write"')
     async with api.post("/api/sessions/both/chat", {"message": "hi"}, headers=bearer(f"{NARROW}-both")) as response:
-        await told(response)
+        await read_json(response)
     assert len(api.model.requests) == 1
 
 
-async def test_lists_and_searches_are_scoped_to_owner(two: Two) -> None:
+async def test_lists_and_searches_are_scoped_to_owner(two: TwoOwners) -> None:
     theirs = await _things(two.api, BEN)
 
-    async def seen(path: str, key: str, name: str) -> set[str]:
+    async def names_of(path: str, key: str, name: str) -> set[str]:
         async with two.api.get(path, headers=bearer(key)) as response:
-            return {found[name] for found in (await told(response))["data"]}
+            return {item[name] for item in (await read_json(response))["data"]}
 
     for path, name, kind in (
         ("/v1/runs", "run_id", "run_id"),
         ("/api/jobs", "id", "job_id"),
         ("/api/sessions", "id", "session_id"),
     ):
-        anna, ben, admin = [await seen(path, key, name) for key in (ANNA, BEN, KEY)]
+        anna, ben, admin = [await names_of(path, key, name) for key in (ANNA, BEN, KEY)]
         assert two.ids[kind] in anna and theirs[kind] in ben and not anna & ben
         assert {two.ids[kind], theirs[kind]} <= admin
-    assert await seen("/api/sessions/search?q=hi", ANNA, "session_id") >= {two.ids["session_id"]}
-    assert theirs["session_id"] not in await seen("/api/sessions/search?q=hi", ANNA, "session_id")
+    assert await names_of("/api/sessions/search?q=hi", ANNA, "session_id") >= {two.ids["session_id"]}
+    assert theirs["session_id"] not in await names_of("/api/sessions/search?q=hi", ANNA, "session_id")
 
 
-async def test_admin_sees_owner_of_each_resource(two: Two) -> None:
+async def test_admin_sees_owner_of_each_resource(two: TwoOwners) -> None:
     for path in (
         f"/v1/runs/{two.ids['run_id']}",
         f"/api/sessions/{two.ids['session_id']}",
         f"/api/jobs/{two.ids['job_id']}",
     ):
         async with two.api.get(path) as response:
-            document = await told(response)
-        found = document.get("session") or document.get("job") or document
-        assert found["owner"] == "anna"
+            document = await read_json(response)
+        session = document.get("session") or document.get("job") or document
+        assert session["owner"] == "anna"
         async with two.api.get(path, headers=bearer(ANNA)) as response:
             assert "anna" not in (await response.text()).replace(two.ids["session_id"], "")
 
 
-async def test_session_of_other_owner_is_404(two: Two) -> None:
+async def test_session_of_other_owner_is_404(two: TwoOwners) -> None:
     body = user("hi")
     async with two.api.post(
         "/v1/chat/completions", body, headers={**bearer(BEN), "X-Hermes-Session-Id": two.ids["session_id"]}
     ) as response:
-        await refused(response, 404, "session_not_found")
+        await read_error(response, 404, "session_not_found")
     async with two.api.post(
         "/v1/responses", {"input": "x", "previous_response_id": two.ids["response_id"]}, headers=bearer(BEN)
     ) as response:
@@ -274,58 +276,58 @@ async def test_key_toolsets_and_models_are_shown_and_enforced(start: Start) -> N
     api = await start(*[Reply(text="Hi.", continues=False)] * 5, keys=keys, model_routes=routes)
     more: Json = {"headers": bearer(NARROW)}
     async with api.get("/v1/models", **more) as response:
-        assert [model["id"] for model in (await told(response))["data"]] == ["fast"]
+        assert [model["id"] for model in (await read_json(response))["data"]] == ["fast"]
     async with api.get("/v1/toolsets", **more) as response:
-        assert [one["name"] for one in (await told(response))["data"] if one["available"]] == ["todo"]
+        assert [run["name"] for run in (await read_json(response))["data"] if run["available"]] == ["todo"]
     async with api.get("/v1/capabilities", **more) as response:
-        auth = (await told(response))["auth"]
+        auth = (await read_json(response))["auth"]
     assert (auth["owner"], auth["scopes"], auth["required"]) == ("narrow", ["chat", "runs"], True)
     for model in ("slow", "hermes-agent", None):
         async with api.post(
             "/v1/chat/completions", user("hi", **({"model": model} if model else {})), **more
         ) as response:
-            assert "fast" in (await refused(response, 403, "model_not_allowed"))["message"]
+            assert "fast" in (await read_error(response, 403, "model_not_allowed"))["message"]
     async with api.post("/v1/chat/completions", user("hi", model="fast"), **more) as response:
-        await told(response)
+        await read_json(response)
     [request] = api.model.requests
-    assert request.model == "quick" and offered(request) == ["todo"]
+    assert request.model == "quick" and tool_names(request) == ["todo"]
     headers = {**bearer(NARROW), "X-Hermes-Toolsets": "terminal,todo"}
     async with api.post("/v1/chat/completions", user("hi", model="fast"), headers=headers) as response:
-        await told(response)
-    assert offered(api.model.requests[-1]) == ["todo"]
+        await read_json(response)
+    assert tool_names(api.model.requests[-1]) == ["todo"]
 
 
 async def test_key_concurrency_limit(start: Start) -> None:
-    async with HeldModel(Reply(text="Hi."), Reply(text="Hi.")) as held:
+    async with HeldModel(Reply(text="Hi."), Reply(text="Hi.")) as held_model:
         keys = [{**KEYS[0], "max_concurrent": 1}, KEYS[1]]
-        api = await start(settings=held.settings, keys=keys)
+        api = await start(settings=held_model.settings, keys=keys)
         more: Json = {"headers": bearer(ANNA)}
         async with api.post("/v1/runs", {"input": "hi"}, **more) as response:
-            await told(response, 202)
-        await eventually(lambda: asyncio.sleep(0, len(held.requests)), lambda count: count == 1)
+            await read_json(response, 202)
+        await eventually(lambda: asyncio.sleep(0, len(held_model.requests)), lambda count: count == 1)
         async with api.post("/v1/chat/completions", user("hi"), **more) as response:
-            assert "1 turns of 'anna'" in (await refused(response, 429, "rate_limit_exceeded"))["message"]
+            assert "1 turns of 'anna'" in (await read_error(response, 429, "rate_limit_exceeded"))["message"]
         async with api.post("/v1/runs", {"input": "hi"}, headers=bearer(BEN)) as response:
-            await told(response, 202)
-        held.let_all()
+            await read_json(response, 202)
+        held_model.release_all()
 
 
 async def test_key_request_rate_limit(start: Start) -> None:
     api = await start(keys=[{**KEYS[0], "requests_per_minute": 3}])
-    for left in (2, 1, 0):
+    for remaining in (2, 1, 0):
         async with api.get("/v1/models", headers=bearer(ANNA)) as response:
-            await told(response)
+            await read_json(response)
             told_of = {
                 name: response.headers[f"x-ratelimit-{name}-requests"] for name in ("limit", "remaining", "reset")
             }
-        assert (told_of["limit"], told_of["remaining"]) == ("3", str(left)) and re.fullmatch(
+        assert (told_of["limit"], told_of["remaining"]) == ("3", str(remaining)) and re.fullmatch(
             r"\d+\.\ds", told_of["reset"]
         )
     async with api.get("/v1/models", headers=bearer(ANNA)) as response:
-        assert "3 requests per minute" in (await refused(response, 429, "rate_limit_exceeded"))["message"]
+        assert "3 requests per minute" in (await read_error(response, 429, "rate_limit_exceeded"))["message"]
         assert 0 < int(response.headers["Retry-After"]) <= 20
     async with api.get("/v1/models") as response:
-        await told(response)
+        await read_json(response)
         assert "x-ratelimit-limit-requests" not in response.headers
 
 
@@ -337,9 +339,9 @@ async def test_key_token_rate_limit(start: Start) -> None:
         assert response.headers["x-ratelimit-limit-tokens"] == "100"
         await response.read()
     async with api.post("/v1/chat/completions", user("hi"), **more) as response:
-        assert "100 tokens per minute" in (await refused(response, 429, "rate_limit_exceeded"))["message"]
+        assert "100 tokens per minute" in (await read_error(response, 429, "rate_limit_exceeded"))["message"]
     async with api.get("/v1/models", **more) as response:  # what asks no model is not held back
-        await told(response)
+        await read_json(response)
         assert response.headers["x-ratelimit-remaining-tokens"] == "0"
 
 
@@ -348,18 +350,18 @@ async def test_always_approval_requires_admin(start: Start) -> None:
     api = await start(Reply(tool_calls=[call]), Reply(text="Done."), keys=KEYS)
     more: Json = {"headers": bearer(ANNA)}
     async with api.post("/v1/runs", {"input": "clean"}, **more) as response:
-        run_id = (await told(response, 202))["run_id"]
+        run_id = (await read_json(response, 202))["run_id"]
 
     async def state() -> Json:
         async with api.get(f"/v1/runs/{run_id}", **more) as response:
-            return await told(response)
+            return await read_json(response)
 
-    await eventually(state, lambda found: found["pending_approvals"])
+    await eventually(state, lambda value: value["pending_approvals"])
     async with api.post(f"/v1/runs/{run_id}/approval", {"choice": "always"}, **more) as response:
-        await refused(response, 403, "insufficient_scope")
+        await read_error(response, 403, "insufficient_scope")
     async with api.post(f"/v1/runs/{run_id}/approval", {"choice": "deny"}, **more) as response:
-        await told(response)
-    await eventually(state, lambda found: found["finished_at"])
+        await read_json(response)
+    await eventually(state, lambda value: value["finished_at"])
 
 
 def test_rate_limit_bucket_refills_to_limit() -> None:

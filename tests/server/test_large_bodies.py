@@ -16,7 +16,7 @@ from hermes.server import request_bodies
 from hermes.server.body_memory import Budget, Spool
 from support.model_server import Reply
 
-from .clients import HeldModel, Json, RawAnswer, Wire, eventually, refused, told
+from .clients import HeldModel, Json, RawConnection, RawResponse, eventually, read_error, read_json
 from .conftest import KEY, Api, Start
 
 PHOTO_BYTES = 5_900_000
@@ -26,8 +26,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def photos(count: int = 4, size: int = PHOTO_BYTES) -> list[str]:
     """Data URLs of images, each another one."""
-    made = (PNG + bytes([number]) * size for number in range(count))
-    return [f"data:image/png;base64,{base64.b64encode(one).decode()}" for one in made]
+    images = (PNG + bytes([number]) * size for number in range(count))
+    return [f"data:image/png;base64,{base64.b64encode(image).decode()}" for image in images]
 
 
 def parts(urls: list[str]) -> list[Json]:
@@ -42,8 +42,11 @@ def items(urls: list[str]) -> list[Json]:
 
 def send(api: Api, path: str, body: Json, **headers: str) -> Any:
     """A request whose body is read from a file: the client warns of large ones in memory."""
-    told = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
-    return api.client.post(api.url + path, data=io.BytesIO(json.dumps(body).encode()), headers=told)
+    all_headers = {
+        "Content-Type": "application/json",
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    return api.client.post(api.url + path, data=io.BytesIO(json.dumps(body).encode()), headers=all_headers)
 
 
 # --- four photos -----------------------------------------------------------------------------------------------------
@@ -63,7 +66,7 @@ async def test_four_photos_fit_into_request(start: Start, route: str) -> None:
     }[route]
     assert 31_000_000 < len(json.dumps(body)) < api.context.options.max_body_bytes == 32_000_000
     async with api.post("/api/sessions", {"id": "mine"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     async with send(api, path, body) as response:
         assert response.status == (202 if route == "run" else 200), (await response.text())[:500]
     await api.model.until(lambda: bool(api.model.requests), timeout=30)
@@ -76,14 +79,14 @@ async def test_four_photos_fit_into_request(start: Start, route: str) -> None:
 
 def unnamed_files(folder: Path) -> int:
     """How many files without a name this process has open on the folder's disk."""
-    found = 0
+    count = 0
     for entry in Path("/proc/self/fd").iterdir():
         try:
             target = os.readlink(entry)
         except OSError:
             continue
-        found += target.startswith(f"{folder}/") and target.endswith("(deleted)")
-    return found
+        count += target.startswith(f"{folder}/") and target.endswith("(deleted)")
+    return count
 
 
 async def test_large_body_is_spooled_to_file(api: Api, home_folder: Path) -> None:
@@ -94,7 +97,7 @@ async def test_large_body_is_spooled_to_file(api: Api, home_folder: Path) -> Non
     async def files() -> int:
         return unnamed_files(home_folder) - before
 
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
         await wire.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:2_500_000])
         await eventually(files, lambda count: count == 1)
@@ -107,7 +110,7 @@ async def test_full_disk_for_spooled_body_is_503(api: Api, monkeypatch: pytest.M
     monkeypatch.setattr(api.context, "spool_folder", Path("/dev/null/nowhere"))
     body = {"messages": [{"role": "user", "content": LARGE}]}
     async with send(api, "/v1/chat/completions", body) as response:
-        await refused(response, 503, "not_ready")
+        await read_error(response, 503, "not_ready")
         assert response.headers["Retry-After"] == "1"
 
 
@@ -125,48 +128,48 @@ async def test_spooled_body_equals_sent_body(tmp_path: Path) -> None:
 # --- how much is in memory -------------------------------------------------------------------------------------------
 
 
-async def ask(api: Api) -> RawAnswer:
+async def ask(api: Api) -> RawResponse:
     body = {"messages": [{"role": "user", "content": parts(photos(1, 1_500_000))}]}
     async with send(api, "/v1/chat/completions", body) as response:
-        return RawAnswer(response.status, dict(response.headers), await response.read())
+        return RawResponse(response.status, dict(response.headers), await response.read())
 
 
 async def test_large_bodies_wait_on_disk(start: Start) -> None:
-    async with HeldModel(*[Reply(text="Fine.", continues=False)] * 3) as held:
-        api = await start(settings=held.settings)
+    async with HeldModel(*[Reply(text="Fine.", continues=False)] * 3) as held_model:
+        api = await start(settings=held_model.settings)
         api.context.body_memory = Budget(5_000_000)
         asking = [asyncio.create_task(ask(api)) for _ in range(3)]
-        await held.asked(2)
+        await held_model.wait_for_request(2)
         memory = api.context.body_memory
 
         async def waiting() -> int:
             return len(memory._waiting)
 
         await eventually(waiting, lambda count: count == 1)
-        assert len(held.requests) == 2
-        held.let_all()
+        assert len(held_model.requests) == 2
+        held_model.release_all()
         assert [answer.status for answer in await asyncio.gather(*asking)] == [200, 200, 200]
         assert memory._used == 0
 
 
 async def test_large_body_without_memory_in_time_is_rejected(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_bodies.limits, "BODIES_WAIT_S_MAX", 0.05)
-    async with HeldModel(*[Reply(text="Fine.", continues=False)] * 2) as held:
-        api = await start(settings=held.settings)
+    async with HeldModel(*[Reply(text="Fine.", continues=False)] * 2) as held_model:
+        api = await start(settings=held_model.settings)
         api.context.body_memory = Budget(3_000_000)
         first = asyncio.create_task(ask(api))
-        await held.asked()
+        await held_model.wait_for_request()
         late = await ask(api)
         assert late.status == 429 and late.json["error"]["code"] == "rate_limit_exceeded"
         assert late.headers["Retry-After"] and late.headers["x-should-retry"] == "true"
-        held.let_all()
+        held_model.release_all()
         assert (await first).status == 200
         assert (await ask(api)).status == 200
 
 
 async def test_websocket_releases_body_memory(start: Start) -> None:
-    async with HeldModel(Reply(text="Fine.")) as held:
-        api = await start(settings=held.settings)
+    async with HeldModel(Reply(text="Fine.")) as held_model:
+        api = await start(settings=held_model.settings)
         memory = api.context.body_memory = Budget(5_000_000)
 
         async def used() -> int:
@@ -185,11 +188,11 @@ async def test_websocket_releases_body_memory(start: Start) -> None:
 async def test_detached_work_releases_body_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     api = await start(Reply(text="Fine.", continues=False))
     memory = api.context.body_memory = Budget(5_000_000)
-    claim, begun, gone = api.context.idempotency._claim, asyncio.Event(), asyncio.Event()
+    claim, claim_started, disconnected = api.context.idempotency._claim, asyncio.Event(), asyncio.Event()
 
     async def claim_later(*args: Any) -> Any:
-        begun.set()
-        await gone.wait()
+        claim_started.set()
+        await disconnected.wait()
         return await claim(*args)
 
     monkeypatch.setattr(api.context.idempotency, "_claim", claim_later)
@@ -198,13 +201,13 @@ async def test_detached_work_releases_body_memory(start: Start, monkeypatch: pyt
         return memory._used
 
     body = json.dumps({"messages": [{"role": "user", "content": parts(photos(1, 1_500_000))}]}).encode()
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
         await wire.send(f"{head}Idempotency-Key: one\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-        await asyncio.wait_for(begun.wait(), 30)
+        await asyncio.wait_for(claim_started.wait(), 30)
         assert memory._used > 0
     await eventually(used, lambda size: size == 0)
-    gone.set()
+    disconnected.set()
     await api.model.until(lambda: bool(api.model.requests), timeout=30)
     assert memory._used == 0
 
@@ -212,21 +215,21 @@ async def test_detached_work_releases_body_memory(start: Start, monkeypatch: pyt
 async def test_body_memory_budget_is_fair_and_never_lost() -> None:
     budget = Budget(10)
     await budget.take(25, 0)  # more than there is, but alone
-    got: list[int] = []
+    amounts: list[int] = []
 
     async def want(amount: int, wait_s: float = 5) -> None:
         await budget.take(amount, wait_s)
-        got.append(amount)
+        amounts.append(amount)
 
     tasks = [asyncio.create_task(want(amount)) for amount in (6, 7, 4)]
     hurried = asyncio.create_task(want(1, 0))
     with pytest.raises(TimeoutError):
         await hurried
-    assert got == [] and not budget.take_now(1)
+    assert amounts == [] and not budget.take_now(1)
     tasks[1].cancel()
     budget.give_back(25)  # also while one that waits is being cancelled
     await asyncio.wait(tasks)
-    assert got == [6, 4] and not budget.take_now(1)
-    for amount in got:
+    assert amounts == [6, 4] and not budget.take_now(1)
+    for amount in amounts:
         budget.give_back(amount)
     assert budget.take_now(10) and not budget.take_now(1)

@@ -17,20 +17,20 @@ from .clients import eventually
 from .conftest import Api, Json
 
 
-class Held:
+class HeldCall:
     """A method of a store whose first call has done its work and does not return yet."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
         self.reached, self.go = asyncio.Event(), asyncio.Event()
         whole: Callable[..., Awaitable[Any]] = getattr(owner, name)
 
-        async def held(*args: Any, **named: Any) -> Any:
-            found = await whole(*args, **named)
+        async def hold(*args: Any, **named: Any) -> Any:
+            result = await whole(*args, **named)
             self.reached.set()
             await self.go.wait()
-            return found
+            return result
 
-        monkeypatch.setattr(owner, name, held)
+        monkeypatch.setattr(owner, name, hold)
 
     async def leave(self, client: asyncio.Task[Any]) -> None:
         """The client is found gone meanwhile."""
@@ -50,9 +50,9 @@ async def unended(api: Api) -> list[Any]:
 async def test_disconnect_during_run_submission_continues_run(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.model.script = [Reply(text="Hello.")]
     spec, engine = RunSpec("hi", "hall"), api.app.engine
-    held = Held(monkeypatch, type(api.app.store.runs), "append")
-    await held.leave(asyncio.create_task(engine.submit(spec)))
-    record: Any = await eventually(lambda: engine.get(spec.run_id), lambda found: found and found.state.ended)
+    held_call = HeldCall(monkeypatch, type(api.app.store.runs), "append")
+    await held_call.leave(asyncio.create_task(engine.submit(spec)))
+    record: Any = await eventually(lambda: engine.get(spec.run_id), lambda value: value and value.state.ended)
     assert record.state.status == "completed"
     await eventually(lambda: asyncio.sleep(0, engine.live(spec.run_id)), lambda live: live is None)
 
@@ -63,7 +63,7 @@ async def test_disconnect_during_first_response_store(
     api: Api, monkeypatch: pytest.MonkeyPatch, body: Json, headers: dict[str, str]
 ) -> None:
     api.model.script = [Reply(text="Hello.")]
-    held, handling = Held(monkeypatch, type(api.context.stored_responses), "put"), list[asyncio.Task[Any]]()
+    held_call, handling = HeldCall(monkeypatch, type(api.context.stored_responses), "put"), list[asyncio.Task[Any]]()
     prepare = responses.prepare
 
     async def prepared(*args: Any) -> Any:
@@ -75,10 +75,10 @@ async def test_disconnect_during_first_response_store(
         api.client.post(f"{api.url}/v1/responses", json={"input": "hi", **body}, headers=headers)
     )
     await eventually(lambda: asyncio.sleep(0, handling))
-    await held.leave(handling[0])
+    await held_call.leave(handling[0])
     asking.cancel()
-    await eventually(api.context.stored_responses.unfinished, lambda found: not found)
-    await eventually(lambda: unended(api), lambda found: not found)
+    await eventually(api.context.stored_responses.unfinished, lambda value: not value)
+    await eventually(lambda: unended(api), lambda value: not value)
     if body.get("background") or headers:
         [run] = await api.app.engine.list()
         assert run.state.status == "completed"
@@ -87,14 +87,14 @@ async def test_disconnect_during_first_response_store(
 
 async def test_disconnect_during_idempotency_claim(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.model.script = [Reply(text="Hello.")]
-    held, handling = Held(monkeypatch, type(api.app.store.idempotency), "claim"), list[asyncio.Task[Any]]()
+    held_call, handling = HeldCall(monkeypatch, type(api.app.store.idempotency), "claim"), list[asyncio.Task[Any]]()
     whole = IdempotentExecutor.answer
 
-    async def answered(*args: Any) -> Any:
+    async def respond(*args: Any) -> Any:
         handling.append(asyncio.current_task())  # type: ignore[arg-type]
         return await whole(*args)
 
-    monkeypatch.setattr(IdempotentExecutor, "answer", answered)
+    monkeypatch.setattr(IdempotentExecutor, "answer", respond)
     body = {"messages": [{"role": "user", "content": "hi"}]}
 
     async def ask() -> tuple[int, str]:
@@ -104,7 +104,7 @@ async def test_disconnect_during_idempotency_claim(api: Api, monkeypatch: pytest
 
     asking = asyncio.create_task(ask())
     await eventually(lambda: asyncio.sleep(0, handling))
-    await held.leave(handling[0])
+    await held_call.leave(handling[0])
     asking.cancel()
     assert await ask() == (200, "Hello.")
     assert len(await api.app.engine.list()) == 1

@@ -26,7 +26,7 @@ STORED_MESSAGES = 100_000
 FINE = Reply(text="Fine.", continues=False)
 
 
-def said(count: int = MESSAGES_MAX) -> list[Json]:
+def messages_of(count: int = MESSAGES_MAX) -> list[Json]:
     """A conversation of so many messages, the last of them the user's."""
     roles = ("user", "assistant")
     return [{"role": roles[(count - 1 - at) % 2], "content": f"word {at} " * 8} for at in range(count)]
@@ -40,9 +40,9 @@ async def send(api: Api, path: str, body: Json) -> tuple[int, Json]:
 
 
 ROUTES: dict[str, tuple[str, Json]] = {
-    "chat": ("/v1/chat/completions", {"messages": said()}),
-    "chat that is kept": ("/v1/chat/completions", {"messages": said(), "store": True}),
-    "response": ("/v1/responses", {"input": said()}),
+    "chat": ("/v1/chat/completions", {"messages": messages_of()}),
+    "chat that is kept": ("/v1/chat/completions", {"messages": messages_of(), "store": True}),
+    "response": ("/v1/responses", {"input": messages_of()}),
 }
 
 
@@ -59,7 +59,7 @@ async def test_request_with_many_messages_does_not_block_loop(
     config["model"]["context_length"] = window
     (home_folder / "config.yaml").write_text(yaml.safe_dump(config))
     path, body = ROUTES[route]
-    assert (await send(api, path, {"messages": said(1)} if "messages" in body else {"input": "hi"}))[0] == 200
+    assert (await send(api, path, {"messages": messages_of(1)} if "messages" in body else {"input": "hi"}))[0] == 200
     with loop_steps() as steps:
         assert (await send(api, path, body))[0] == 200
     assert steps.most < STEPS_MAX
@@ -100,9 +100,9 @@ async def test_message_with_thousand_calls_does_not_block_loop(start: Start) -> 
         [Call("todo", {"todos": [{"id": str(at), "content": "x", "status": "pending"}]}) for at in range(1_000)],
     ):
         api = await start(FINE, Reply(tool_calls=calls), FINE)
-        assert (await send(api, "/v1/chat/completions", {"messages": said(1)}))[0] == 200
+        assert (await send(api, "/v1/chat/completions", {"messages": messages_of(1)}))[0] == 200
         with loop_steps() as steps:
-            assert (await send(api, "/v1/chat/completions", {"messages": said(1)}))[0] == 200
+            assert (await send(api, "/v1/chat/completions", {"messages": messages_of(1)}))[0] == 200
         assert steps.most < CALL_STEPS_MAX
 
 
@@ -111,7 +111,7 @@ async def test_work_for_many_calls_is_linear(start: Start) -> None:
         calls = [Call("todo", {"merge": True, "todos": []})] * count
         api = await start(Reply(tool_calls=calls), FINE)
         with loop_steps() as steps:
-            assert (await send(api, "/v1/chat/completions", {"messages": said(1)}))[0] == 200
+            assert (await send(api, "/v1/chat/completions", {"messages": messages_of(1)}))[0] == 200
         return steps.all
 
     await all_steps(1)

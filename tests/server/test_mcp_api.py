@@ -14,7 +14,7 @@ import pytest
 from hermes.core.spec import Control
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, eventually, pieces, refused, told
+from .clients import HeldModel, Json, eventually, pieces, read_error, read_json
 from .conftest import KEY, Api, Start
 from .test_keys import ALL, ANNA, BEN, KEYS, bearer
 
@@ -86,7 +86,7 @@ async def test_ask_begins_and_continues_a_session(start: Start, era: str) -> Non
         run = await called(client, "run_status", run_id=second["run_id"])
         assert (run["status"], run["output"], run["kind"]) == ("completed", "Again.", "session")
     async with api.get(f"/api/sessions/{first['session_id']}/messages") as response:
-        assert [message["content"] for message in (await told(response))["data"]] == [
+        assert [message["content"] for message in (await read_json(response))["data"]] == [
             "hi", "Hello.", "and now?", "Again."
         ]  # fmt: skip
 
@@ -94,12 +94,12 @@ async def test_ask_begins_and_continues_a_session(start: Start, era: str) -> Non
 async def test_sessions_are_listed_searched_and_read(start: Start, era: str) -> None:
     api = await start(Reply(text="The melon is in the shed."))
     async with connected(api, era) as client:
-        asked = await called(client, "ask", message="Where is the melon?")
-        session_id = asked["session_id"]
+        result = await called(client, "ask", message="Where is the melon?")
+        session_id = result["session_id"]
         listed = await called(client, "list_sessions", limit=5)
         assert [session["id"] for session in listed["data"]] == [session_id] and not listed["has_more"]
-        found = await called(client, "search_sessions", q="shed")
-        assert [match["session_id"] for match in found["data"]] == [session_id]
+        run = await called(client, "search_sessions", q="shed")
+        assert [match["session_id"] for match in run["data"]] == [session_id]
         read = await called(client, "read_session", session_id=session_id, limit=1)
         assert [message["content"] for message in read["data"]] == ["The melon is in the shed."] and read["has_more"]
         resource = (await client.list_resources()).resources[0]
@@ -118,7 +118,7 @@ async def test_schedule_creates_a_job(start: Start, era: str) -> None:
         error = await failed(client, "schedule", schedule="whenever", prompt="x")
         assert error["param"] == "schedule"
     async with api.get(f"/api/jobs/{job['id']}") as response:
-        assert (await told(response))["job"]["schedule_display"] == job["schedule_display"]
+        assert (await read_json(response))["job"]["schedule_display"] == job["schedule_display"]
 
 
 async def test_skills_are_prompts(start: Start, era: str, home_folder: Path) -> None:
@@ -181,7 +181,7 @@ async def test_wrong_key_is_401(start: Start) -> None:
     api = await start()
     for headers in ({"Authorization": "Bearer wrong"}, {"Authorization": ""}):
         async with api.post("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=headers) as response:
-            await refused(response, 401, "invalid_api_key")
+            await read_error(response, 401, "invalid_api_key")
     with pytest.raises(ExceptionGroup) as raised:
         async with connected(api, key="wrong"):
             pass
@@ -209,15 +209,15 @@ async def test_missing_scope_is_refused(start: Start, era: str) -> None:
 async def test_session_of_another_owner_is_not_there(start: Start, era: str) -> None:
     api = await start(Reply(text="The melon is in the shed."), keys=KEYS)
     async with connected(api, era, ANNA) as anna, connected(api, era, BEN) as ben:
-        asked = await called(anna, "ask", message="Where is the melon?")
-        session_id = asked["session_id"]
+        run = await called(anna, "ask", message="Where is the melon?")
+        session_id = run["session_id"]
         assert (await called(ben, "list_sessions"))["data"] == []
         assert (await called(ben, "search_sessions", q="melon"))["data"] == []
         assert (await ben.list_resources()).resources == []
         for name, arguments, code in (
             ("ask", {"message": "hi", "session_id": session_id}, "session_not_found"),
             ("read_session", {"session_id": session_id}, "session_not_found"),
-            ("run_status", {"run_id": asked["run_id"]}, "run_not_found"),
+            ("run_status", {"run_id": run["run_id"]}, "run_not_found"),
             ("schedule", {"schedule": "1h", "prompt": "x", "session_id": session_id}, "session_not_found"),
         ):
             assert (await failed(ben, name, **arguments))["code"] == code
@@ -257,7 +257,7 @@ async def test_progress_is_reported(start: Start, era: str, monkeypatch: pytest.
     async with connected(api, era) as client:
         asking = asyncio.create_task(client.call_tool("ask", {"message": "plan"}, progress_callback=on_progress))
         await until(lambda: sum("Asking" in text for _, text in steps) >= 3)
-        model.let_all()
+        model.release_all()
         result = await asyncio.wait_for(asking, SURELY_S)
     assert result.structured_content["answer"] == "Done."
     texts = [text for _, text in steps]
@@ -279,7 +279,7 @@ async def test_cancelled_request_stops_the_turn(start: Start, era: str) -> None:
         await until(lambda: api.app.engine.active == 0)
         assert [run.state.status for run in await api.app.store.runs.list()] == ["cancelled"]
         assert (await called(client, "list_sessions"))["total"] == 1
-    model.let_all()
+    model.release_all()
     await model.stop()
 
 
@@ -295,11 +295,11 @@ async def test_turn_of_client_that_disconnects_is_stopped(start: Start) -> None:
         response.close()
     await until(lambda: api.app.engine.active == 0)
     assert [run.state.status for run in await api.app.store.runs.list()] == ["cancelled"]
-    model.let_all()
+    model.release_all()
     await model.stop()
 
 
-async def test_detached_turn_goes_on_without_its_client(start: Start) -> None:
+async def test_detached_turn_continues_without_its_client(start: Start) -> None:
     model = HeldModel(Reply(text="Done."))
     await model.start()
     api = await start(settings=model.settings)
@@ -309,7 +309,7 @@ async def test_detached_turn_goes_on_without_its_client(start: Start) -> None:
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        model.let_all()
+        model.release_all()
         await until(lambda: api.app.engine.active == 0)
         assert [run.state.status for run in await api.app.store.runs.list()] == ["completed"]
     await model.stop()
@@ -328,13 +328,13 @@ async def test_slow_answer_becomes_a_stream(start: Start) -> None:
     async with api.post("/mcp", body, headers={"Accept": "application/json, text/event-stream"}) as response:
         assert response.headers["Content-Type"].startswith("text/event-stream")
         assert await response.content.readline() == b": keepalive\n"
-        model.let_all()
+        model.release_all()
         text = (await response.content.read()).decode()
     reply = json.loads(text.rpartition("data: ")[2])
     assert reply["id"] == 7 and reply["result"]["structuredContent"]["answer"] == "Late."
     # One that takes no stream gets JSON.
     async with api.post("/mcp", body, headers={"Accept": "application/json"}) as response:
-        assert (await told(response))["id"] == 7
+        assert (await read_json(response))["id"] == 7
     await model.stop()
 
 
@@ -379,15 +379,15 @@ async def test_messages_on_the_wire(start: Start, subtests: Any) -> None:
                     assert body == b""
     for method in ("GET", "DELETE"):
         async with api.client.request(method, f"{api.url}/mcp") as response:
-            await refused(response, 405, "method_not_allowed")
+            await read_error(response, 405, "method_not_allowed")
 
 
 async def test_foreign_origin_and_host_are_refused(start: Start) -> None:
     api, body = await start(key=""), {"jsonrpc": "2.0", "id": 1, "method": "ping"}
     async with api.post("/mcp", body, headers={"Origin": "https://evil.example"}) as response:
-        await refused(response, 403, "origin_not_allowed")
+        await read_error(response, 403, "origin_not_allowed")
     async with api.post("/mcp", body, headers={"Host": "evil.example"}) as response:
-        await refused(response, 403, "host_not_allowed")
+        await read_error(response, 403, "host_not_allowed")
     async with connected(api, key="") as client:
         assert len((await client.list_tools()).tools) == len(NAMES)
 
@@ -396,7 +396,7 @@ async def begun_session(api: Api) -> dict[str, str]:
     """The header of a new MCP session."""
     begin = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     async with api.post("/mcp", {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": begin}) as response:
-        assert (await told(response))["result"]["protocolVersion"] == "2025-06-18"
+        assert (await read_json(response))["result"]["protocolVersion"] == "2025-06-18"
         return {"Mcp-Session-Id": response.headers["Mcp-Session-Id"]}
 
 
@@ -422,8 +422,8 @@ async def test_request_id_that_is_used_twice_at_once_is_refused_once(start: Star
                 return response.status
 
         asking = [asyncio.create_task(ask()) for _ in range(4)]
-        await model.asked()
-        model.let_all()
+        await model.wait_for_request()
+        model.release_all()
         assert sorted(await asyncio.gather(*asking)) == [200, 400, 400, 400]
 
 
@@ -441,7 +441,7 @@ async def test_turn_that_is_stopped_from_elsewhere_is_an_error(start: Start, era
     async with connected(api, era) as client:
         asking = asyncio.create_task(failed(client, "ask", message="hi"))
         await until(lambda: model.requests)
-        model.let()
+        model.release()
         [run] = await api.app.store.runs.list()
         async with api.get(f"/v1/runs/{run.spec.run_id}/events") as following:
             async for frame in pieces(following):

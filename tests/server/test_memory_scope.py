@@ -10,7 +10,7 @@ import pytest
 from hermes.core.ids import scope_name
 from support.model_server import Call, Reply
 
-from .clients import Json, refused, told, user
+from .clients import Json, read_error, read_json, user
 from .conftest import Api, Start
 from .test_keys import ALL, BEN, bearer
 
@@ -29,15 +29,15 @@ async def remember(api: Api, route: str, body: Json, headers: Json) -> Any:
                 pass
         assert event["type"] == "response.completed", event
         return {}
-    path, said = {
+    path, default_body = {
         "chat": ("/v1/chat/completions", user("hi")),
         "responses": ("/v1/responses", {"input": "hi"}),
         "session": ("/api/sessions/hall/chat", {"message": "hi"}),
     }[route]
     if route == "session":
-        await told(await api.post("/api/sessions", {"id": "hall"}), 201)
-    async with api.post(path, {**said, **body}, headers=headers) as response:
-        await told(response)
+        await read_json(await api.post("/api/sessions", {"id": "hall"}), 201)
+    async with api.post(path, {**default_body, **body}, headers=headers) as response:
+        await read_json(response)
         return response.headers
 
 
@@ -66,9 +66,9 @@ async def test_memory_scope_user_without_session_key(
     start: Start, home_folder: Path, route: str, body: Json, headers: Json, key: str | None
 ) -> None:
     api = await start(memory_scope="user")
-    answered = await remember(api, route, body, headers)
+    headers_sent = await remember(api, route, body, headers)
     assert remembered(home_folder) == ["." if key is None else scope("default", key)]
-    assert answered.get(SESSION_KEY) == (headers.get(SESSION_KEY) if route != "websocket" else None)
+    assert headers_sent.get(SESSION_KEY) == (headers.get(SESSION_KEY) if route != "websocket" else None)
 
 
 async def test_memory_scope_defaults_to_key(api: Api, home_folder: Path) -> None:
@@ -83,7 +83,7 @@ async def test_memory_scope_users_are_per_key(start: Start, home_folder: Path) -
     api.model.script = [Reply(text="Hi.")]
     api.model.requests.clear()
     async with api.post("/v1/chat/completions", user("hi", user="anna")) as response:
-        await told(response)
+        await read_json(response)
     assert "Likes tea." not in str(api.model.requests[0].body)
 
 
@@ -97,9 +97,9 @@ async def test_idempotency_key_is_not_shared_between_users(start: Start) -> None
     api = await start(Reply(text="Hi."), memory_scope="user")
     key = {"Idempotency-Key": "k1"}
     async with api.post("/v1/chat/completions", user("hi"), headers={**key, FORWARDED: "anna"}) as response:
-        await told(response)
+        await read_json(response)
     async with api.post("/v1/chat/completions", user("hi"), headers={**key, FORWARDED: "ben"}) as response:
-        await refused(response, 409, "idempotency_key_conflict")
+        await read_error(response, 409, "idempotency_key_conflict")
 
 
 @pytest.mark.parametrize(
@@ -113,4 +113,4 @@ async def test_idempotency_key_is_not_shared_between_users(start: Start) -> None
 async def test_invalid_memory_scope_user_is_rejected(start: Start, body: Json, headers: Json, param: str) -> None:
     api = await start(memory_scope="user")
     async with api.post("/v1/chat/completions", user("hi", **body), headers=headers) as response:
-        assert (await refused(response, 400, "invalid_value"))["param"] == param
+        assert (await read_error(response, 400, "invalid_value"))["param"] == param

@@ -15,7 +15,7 @@ import pytest
 from hermes.server.messages_request import MessagesRequest, parameters
 from support.model_server import Call, ModelServer, Reply
 
-from .clients import Frame, HeldModel, Json, check_headers, eventually, frames, sent
+from .clients import Frame, HeldModel, Json, check_headers, eventually, frames, sent_messages
 from .conftest import KEY, PROVIDER_KEY, Api, Start
 from .test_keys import ANNA, BEN, KEYS, bearer
 
@@ -49,7 +49,9 @@ async def streamed(api: Api, body: Json, headers: dict[str, str] = STRICT) -> li
         return frames(await response.text())
 
 
-async def refused(response: aiohttp.ClientResponse, status: int, kind: str, code: str, param: Any = ...) -> Json:
+async def read_messages_error(
+    response: aiohttp.ClientResponse, status: int, kind: str, code: str, param: Any = ...
+) -> Json:
     """The error object of a refusal in the protocol's own envelope."""
     body = json.loads(await response.text())
     assert response.status == status, body
@@ -62,16 +64,16 @@ async def refused(response: aiohttp.ClientResponse, status: int, kind: str, code
     return error
 
 
-def kinds(seen: list[Frame]) -> list[str]:
-    for frame in seen:
+def kinds(frames: list[Frame]) -> list[str]:
+    for frame in frames:
         assert frame.data["type"] == frame.event
-    return [str(frame.event) for frame in seen if frame.event != "ping"]
+    return [str(frame.event) for frame in frames if frame.event != "ping"]
 
 
-def accumulated(seen: list[Frame]) -> Json:
+def accumulated(frames: list[Frame]) -> Json:
     """The message that the events of a stream come to, as a client puts it together."""
     message: Json = {}
-    for frame in seen:
+    for frame in frames:
         data = frame.data
         if frame.event == "message_start":
             message = data["message"]
@@ -126,14 +128,14 @@ async def test_message_answer(api: Api) -> None:
 
 async def test_stream_is_the_same_message(api: Api) -> None:
     api.model.script = [Reply(text=["Hel", "lo, ", "Wörld\n"])]
-    seen = await streamed(api, user())
-    assert set(kinds(seen)) == {"message_start", "content_block_start", "content_block_delta", "content_block_stop",
+    events = await streamed(api, user())
+    assert set(kinds(events)) == {"message_start", "content_block_start", "content_block_delta", "content_block_stop",
                                 "message_delta", "message_stop"}  # fmt: skip
-    assert (kinds(seen)[0], kinds(seen)[-1], seen[1].event) == ("message_start", "message_stop", "ping")
-    message = accumulated(seen)
+    assert (kinds(events)[0], kinds(events)[-1], events[1].event) == ("message_start", "message_stop", "ping")
+    message = accumulated(events)
     assert message["content"] == [{"type": "text", "text": "Hello, Wörld\n"}]
     assert (message["stop_reason"], message["usage"]["output_tokens"]) == ("end_turn", 5)
-    numbers = [int(frame.id or 0) for frame in seen if frame.event != "ping"]
+    numbers = [int(frame.id or 0) for frame in events if frame.event != "ping"]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
@@ -156,8 +158,8 @@ async def test_stop_sequence_is_a_stop_reason(start: Start, mode: str, stream: b
         route = {"base_url": address, "api_mode": mode, "api_key": PROVIDER_KEY}
         api = await start(settings={"model": {"default": "test-model", **route}})
 
-        async def stop(said: str | None) -> tuple[str, str | None]:
-            model.script = [Reply(text="One, two, ", stop_sequence=said)]
+        async def stop(stop_sequence: str | None) -> tuple[str, str | None]:
+            model.script = [Reply(text="One, two, ", stop_sequence=stop_sequence)]
             body = user("Count.", stop_sequences=["three", "four"])
             message = accumulated(await streamed(api, body)) if stream else await ask(api, body)
             return message["stop_reason"], message["stop_sequence"]
@@ -170,10 +172,10 @@ async def test_stop_sequence_is_a_stop_reason(start: Start, mode: str, stream: b
 async def test_messages_of_a_turn_are_blocks(api: Api) -> None:
     api.model.script = [Reply(text="Let me look.", tool_calls=[TODO]), Reply(text="Tea."), Reply(text="Yes.")]
     question = user("what?")
-    seen = await streamed(api, question)
-    blocks = accumulated(seen)["content"]
+    events = await streamed(api, question)
+    blocks = accumulated(events)["content"]
     assert blocks == [{"type": "text", "text": "Let me look."}, {"type": "text", "text": "Tea."}]
-    assert not [frame for frame in seen if str(frame.event).startswith("hermes")]
+    assert not [frame for frame in events if str(frame.event).startswith("hermes")]
     again = [*question["messages"], {"role": "assistant", "content": blocks}, {"role": "user", "content": "sure?"}]
     await ask(api, {**question, "messages": again})
     # The session is found, and with it what the server's own tool did.
@@ -181,11 +183,11 @@ async def test_messages_of_a_turn_are_blocks(api: Api) -> None:
     assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
 
 
-async def test_server_tools_are_told_to_clients_that_skip_unknown_events(api: Api) -> None:
+async def test_server_tools_are_reported_to_clients_that_skip_unknown_events(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Tea.")] * 2
-    seen = await streamed(api, user(), {**VERSION, "User-Agent": "curl/8.0"})
-    told = [frame.data["status"] for frame in seen if frame.event == "hermes.tool.progress"]
-    assert told == ["running", "completed"]
+    events = await streamed(api, user(), {**VERSION, "User-Agent": "curl/8.0"})
+    statuses = [frame.data["status"] for frame in events if frame.event == "hermes.tool.progress"]
+    assert statuses == ["running", "completed"]
     in_pings = await streamed(api, user(), {**VERSION, "X-Hermes-Tool-Progress": "chunk"})
     pings = [frame.data["hermes"]["tool_progress"] for frame in in_pings if "hermes" in frame.data]
     assert [ping["status"] for ping in pings] == ["running", "completed"]
@@ -196,15 +198,15 @@ async def test_thinking_blocks(api: Api, stream: bool) -> None:
     api.model.script = [Reply(reasoning="Hm.", text="Yes."), Reply(reasoning="Hm.", text="No."), Reply(text="Sure.")]
     question = user("well?", thinking={"type": "enabled", "budget_tokens": 2000})
     answer = accumulated(await streamed(api, question)) if stream else await ask(api, question)
-    thought, said = answer["content"]
+    thought, text_block = answer["content"]
     assert (thought["type"], thought["thinking"]) == ("thinking", "Hm.") and thought["signature"]
-    assert said == {"type": "text", "text": "Yes."}
+    assert text_block == {"type": "text", "text": "Yes."}
     hidden = {"type": "adaptive", "display": "omitted"}
     answer = accumulated(await streamed(api, user("so?", thinking=hidden)))
     assert [block["type"] for block in answer["content"]] == ["text"]
-    history = [*question["messages"], {"role": "assistant", "content": [thought, said]}]
+    history = [*question["messages"], {"role": "assistant", "content": [thought, text_block]}]
     await ask(api, {**question, "messages": [*history, {"role": "user", "content": "sure?"}]})
-    assert sent(api.model.requests[2]) == [("user", "well?"), ("assistant", "Yes."), ("user", "sure?")]
+    assert sent_messages(api.model.requests[2]) == [("user", "well?"), ("assistant", "Yes."), ("user", "sure?")]
 
 
 EFFORTS: list[tuple[Json, str | None]] = [
@@ -220,8 +222,8 @@ EFFORTS: list[tuple[Json, str | None]] = [
 
 @pytest.mark.parametrize(("fields", "effort"), EFFORTS)
 def test_thinking_sets_the_effort(fields: Json, effort: str | None) -> None:
-    asked = msgspec.convert(user(**fields), MessagesRequest)
-    assert parameters(asked).reasoning_effort == effort
+    request = msgspec.convert(user(**fields), MessagesRequest)
+    assert parameters(request).reasoning_effort == effort
 
 
 async def test_prefilled_answer_is_continued(api: Api) -> None:
@@ -229,7 +231,7 @@ async def test_prefilled_answer_is_continued(api: Api) -> None:
     body = user("greet")
     body["messages"].append({"role": "assistant", "content": "Hel"})
     await ask(api, body)
-    assert sent(api.model.requests[0])[:2] == [("user", "greet"), ("assistant", "Hel")]
+    assert sent_messages(api.model.requests[0])[:2] == [("user", "greet"), ("assistant", "Hel")]
 
 
 # ---- blocks of requests
@@ -242,13 +244,13 @@ async def test_system_messages_stay_in_their_place(api: Api) -> None:
     body["messages"] = [{"role": "system", "content": "Be kind."}, *body["messages"], note]
     first = await ask(api, body)
     reminder = "<system-reminder>\nIt is late.\n</system-reminder>"
-    assert sent(api.model.requests[0]) == [("user", f"a\n{reminder}")]
+    assert sent_messages(api.model.requests[0]) == [("user", f"a\n{reminder}")]
     system = api.model.requests[0].body["messages"][0]["content"]
     assert "Be brief.\n\nBe kind." in system and "It is late." not in system
     again = [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": "b"}, note]
     async with api.post(MESSAGES, {**body, "messages": [*body["messages"], *again]}, headers=VERSION) as response:
         assert response.headers["X-Hermes-Ignored"] == "messages[2].content[1], messages[5].content[1]"
-    assert sent(api.model.requests[1])[1:] == [("assistant", "One."), ("user", f"b\n{reminder}")]
+    assert sent_messages(api.model.requests[1])[1:] == [("assistant", "One."), ("user", f"b\n{reminder}")]
     async with api.get("/api/sessions") as response:
         assert len((await response.json())["data"]) == 1
 
@@ -265,14 +267,14 @@ async def test_images_and_documents(api: Api) -> None:
     data = base64.b64encode(b"Bread.").decode()
     file = {"type": "document", "source": {"type": "base64", "media_type": "text/plain", "data": data}}
     text = {"type": "text", "text": "What is this?", "cache_control": {"type": "ephemeral"}}
-    found = {"type": "search_result", "title": "Tea", "source": "https://tea.example", "content": [text]}
-    async with api.post(MESSAGES, user([image, linked, notes, file, found, text]), headers=VERSION) as response:
+    search_result = {"type": "search_result", "title": "Tea", "source": "https://tea.example", "content": [text]}
+    async with api.post(MESSAGES, user([image, linked, notes, file, search_result, text]), headers=VERSION) as response:
         assert response.status == 200, await response.text()
     parts = api.model.requests[0].body["messages"][-1]["content"]
     urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
     assert urls[0].startswith("data:image/png;base64,") and urls[1] == "https://example.org/a.png"
-    said = json.dumps(parts)
-    assert all(words in said for words in ("List", "Milk.", "Bread.", "https://tea.example", "What is this?"))
+    encoded = json.dumps(parts)
+    assert all(part in encoded for part in ("List", "Milk.", "Bread.", "https://tea.example", "What is this?"))
 
 
 async def test_context_of_a_document_without_title_is_sent(api: Api) -> None:
@@ -280,7 +282,7 @@ async def test_context_of_a_document_without_title_is_sent(api: Api) -> None:
     data = base64.encodebytes(b"Bread. " * 20).decode()  # in several lines
     source = {"type": "base64", "media_type": "text/plain", "data": data}
     await ask(api, user([{"type": "document", "source": source, "context": "From the baker."}]))
-    [(_, text)] = sent(api.model.requests[0])
+    [(_, text)] = sent_messages(api.model.requests[0])
     assert "From the baker." in text and "Bread. Bread." in text
 
 
@@ -290,7 +292,7 @@ async def test_output_format_of_earlier_clients(api: Api) -> None:
     await ask(api, user(output_format=form))
     assert "response_format" in api.model.requests[0].body
     async with api.post(MESSAGES, user(output_format={**form, "schema": {"type": "nothing"}})) as response:
-        await refused(response, 400, "invalid_request_error", "invalid_value", "output_format.schema")
+        await read_messages_error(response, 400, "invalid_request_error", "invalid_value", "output_format.schema")
 
 
 BAD: list[tuple[Json, str, str]] = [
@@ -332,7 +334,7 @@ async def test_bad_fields_are_named_in_the_envelope(api: Api, subtests: pytest.S
     for change, code, param in BAD:
         with subtests.test(param):
             async with api.post(MESSAGES, {**user(), **change}) as response:
-                await refused(response, 400, "invalid_request_error", code, param)
+                await read_messages_error(response, 400, "invalid_request_error", code, param)
     assert api.model.requests == []
 
 
@@ -376,15 +378,15 @@ async def test_client_tool_use_and_its_result(api: Api, stream: bool) -> None:
     assert {m["tool_call_id"] for m in messages if m["role"] == "tool"} == {"call_todo", "call_lamp"}
 
 
-async def test_result_of_a_call_that_failed_and_words_beside_it(api: Api) -> None:
+async def test_failed_tool_result_with_text_beside_it(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="Pity.")]
     question = user("light", tools=[LAMP])
     answer = await ask(api, question)
     result = {"type": "tool_result", "tool_use_id": "call_lamp", "content": "no power", "is_error": True}
-    words = [result, {"type": "text", "text": "Hurry."}]
-    turn = [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": words}]
+    blocks = [result, {"type": "text", "text": "Hurry."}]
+    turn = [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": blocks}]
     await ask(api, {**question, "messages": [*question["messages"], *turn]})
-    assert sent(api.model.requests[1])[-2:] == [("tool", "Error: no power"), ("user", "Hurry.")]
+    assert sent_messages(api.model.requests[1])[-2:] == [("tool", "Error: no power"), ("user", "Hurry.")]
 
 
 @pytest.mark.parametrize(("choice", "wire"), [
@@ -398,7 +400,7 @@ async def test_tool_choice(api: Api, choice: Json, wire: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_thread_goes_on_from_a_message(api: Api, stream: bool) -> None:
+async def test_thread_continues_from_a_message(api: Api, stream: bool) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="It is on."), Reply(text="No."), Reply(text="Yes.")]
     question = user("light", tools=[LAMP], system="Be brief.", thread={"type": "create"})
     answer = accumulated(await streamed(api, question)) if stream else await ask(api, question)
@@ -409,15 +411,15 @@ async def test_thread_goes_on_from_a_message(api: Api, stream: bool) -> None:
 
     second = await ask(api, after(answer, [result]))
     assert second["content"] == [{"type": "text", "text": "It is on."}]
-    for words in ("sure?", "really?"):  # twice from the same place
-        await ask(api, after(second, words))
+    for follow_up in ("sure?", "really?"):  # twice from the same place
+        await ask(api, after(second, follow_up))
         request = api.model.requests[-1]
         roles = [message["role"] for message in request.body["messages"]]
         assert roles == ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
-        assert "Be brief." in request.turns[0].text and request.turns[-1].text == words
+        assert "Be brief." in request.turns[0].text and request.turns[-1].text == follow_up
         assert "lamp" in [tool["function"]["name"] for tool in request.body["tools"]]
     async with api.post(MESSAGES, after({"id": "msg_gone"}, "x")) as response:
-        await refused(response, 404, "not_found_error", "message_not_found", "thread.previous_message_id")
+        await read_messages_error(response, 404, "not_found_error", "message_not_found", "thread.previous_message_id")
 
 
 # ---- errors
@@ -430,12 +432,12 @@ async def test_key_in_x_api_key(start: Start) -> None:
             assert response.status == 200
         wrong = {"x-api-key": "wrong"}
         async with client.post(api.url + MESSAGES, json=user(), headers=wrong) as response:
-            await refused(response, 401, "authentication_error", "invalid_api_key")
+            await read_messages_error(response, 401, "authentication_error", "invalid_api_key")
         two = {"x-api-key": KEY, "Authorization": "Bearer other"}
         async with client.post(api.url + MESSAGES, json=user(), headers=two) as response:
-            await refused(response, 401, "authentication_error", "invalid_api_key")
+            await read_messages_error(response, 401, "authentication_error", "invalid_api_key")
         async with client.get(f"{api.url}/v1/models", headers={**VERSION, **wrong}) as response:
-            await refused(response, 401, "authentication_error", "invalid_api_key")
+            await read_messages_error(response, 401, "authentication_error", "invalid_api_key")
 
 
 async def test_errors_by_status(start: Start) -> None:
@@ -444,37 +446,37 @@ async def test_errors_by_status(start: Start) -> None:
              "requests_per_minute": 1}]  # fmt: skip
     api = await start(keys=keys, strict_models=True, max_body_bytes=2000)
     async with api.post(MESSAGES, user(model="gone")) as response:
-        await refused(response, 404, "not_found_error", "model_not_found", "model")
+        await read_messages_error(response, 404, "not_found_error", "model_not_found", "model")
     async with api.post(MESSAGES, user("x" * 3000)) as response:
-        await refused(response, 413, "request_too_large", "body_too_large")
+        await read_messages_error(response, 413, "request_too_large", "body_too_large")
     async with api.get("/v1/messages/batches", headers=VERSION) as response:
-        await refused(response, 404, "not_found_error", "message_not_found")
+        await read_messages_error(response, 404, "not_found_error", "message_not_found")
     async with api.post("/v1/nothing", {}, headers=VERSION) as response:
-        await refused(response, 404, "not_found_error", "not_found")
+        await read_messages_error(response, 404, "not_found_error", "not_found")
     async with api.post(MESSAGES, user(), headers={"Authorization": f"Bearer {keys[0]['key']}"}) as response:
-        await refused(response, 403, "permission_error", "insufficient_scope")
+        await read_messages_error(response, 403, "permission_error", "insufficient_scope")
     api.model.script = [Reply(text="Hello.")]
     slow = {"Authorization": f"Bearer {keys[1]['key']}"}
     await ask(api, user(), **slow)
     async with api.post(MESSAGES, user(), headers=slow) as response:
-        await refused(response, 429, "rate_limit_error", "rate_limit_exceeded")
+        await read_messages_error(response, 429, "rate_limit_error", "rate_limit_exceeded")
         assert int(response.headers["Retry-After"]) > 0
 
 
 async def test_failed_turn(api: Api) -> None:
     api.model.script = [Reply(status=500, error="Broken."), Reply(status=500, error="Broken.")]
     async with api.post(MESSAGES, user()) as response:
-        error = await refused(response, 502, "api_error", "provider_unavailable")
+        error = await read_messages_error(response, 502, "api_error", "provider_unavailable")
         assert error["hermes"]["failed"] is True and response.headers["x-should-retry"] == "false"
-    seen = await streamed(api, user())
-    assert kinds(seen) == ["message_start", "error"]
-    assert (seen[-1].data["error"]["type"], seen[-1].data["error"]["code"]) == ("api_error", "provider_unavailable")
+    events = await streamed(api, user())
+    assert kinds(events) == ["message_start", "error"]
+    assert (events[-1].data["error"]["type"], events[-1].data["error"]["code"]) == ("api_error", "provider_unavailable")
 
 
 async def test_failure_after_text_is_an_error(api: Api) -> None:
     api.model.script = [Reply(text=["Hel", "lo"], error_event={"message": "Broken."})] * 2
-    seen = await streamed(api, user())
-    assert kinds(seen)[-2:] == ["content_block_stop", "error"]
+    events = await streamed(api, user())
+    assert kinds(events)[-2:] == ["content_block_stop", "error"]
     async with api.post(MESSAGES, user(), headers=VERSION) as response:
         assert response.status >= 500
         assert (await response.json())["type"] == "error"
@@ -482,8 +484,8 @@ async def test_failure_after_text_is_an_error(api: Api) -> None:
 
 async def test_flags_of_a_cut_answer_are_the_same_in_a_stream(api: Api) -> None:
     api.model.script = [Reply(text="Hel", finish="length")] * 2
-    plain, seen = await ask(api, user()), await streamed(api, user())
-    [delta] = [frame.data for frame in seen if frame.event == "message_delta"]
+    plain, events = await ask(api, user()), await streamed(api, user())
+    [delta] = [frame.data for frame in events if frame.event == "message_delta"]
     assert delta["hermes"] == plain["hermes"] and (plain["hermes"]["partial"], plain["hermes"]["failed"]) == (
         True,
         False,
@@ -550,7 +552,7 @@ async def test_models_by_pages(start: Start) -> None:
         ("POST", "/v1/complete"),
     ],
 )
-async def test_what_is_not_offered_is_not_found(api: Api, method: str, path: str) -> None:
+async def test_unsupported_messages_routes_are_not_found(api: Api, method: str, path: str) -> None:
     async with api.client.request(method, api.url + path, json={"requests": []}, headers=VERSION) as response:
         body = json.loads(await response.text())
     assert (response.status, body["type"], body["error"]["type"]) == (404, "error", "not_found_error")
@@ -567,9 +569,9 @@ async def test_idempotency_key(api: Api) -> None:
 
 
 async def test_stream_is_resumed_from_any_event(start: Start) -> None:
-    words = [f"word {n} " for n in range(6)]
+    texts = [f"word {n} " for n in range(6)]
     api = await start(
-        Reply(reasoning="Hm.", text=words, tool_calls=[TODO, HALL]),
+        Reply(reasoning="Hm.", text=texts, tool_calls=[TODO, HALL]),
         settings={"agent": {"delta_window_ms": 0, "api_max_retries": 0}},
     )
     body = user("go", tools=[LAMP], thinking={"type": "adaptive"}, stream=True)
@@ -584,9 +586,9 @@ async def test_stream_is_resumed_from_any_event(start: Start) -> None:
             again = [block for block in (await response.text()).split("\n\n") if block and "event: ping" not in block]
         assert again == blocks[place:]
     async with api.get(f"{MESSAGES}/{message_id}", params={"starting_after": "-1"}) as response:
-        await refused(response, 400, "invalid_request_error", "invalid_value", "starting_after")
+        await read_messages_error(response, 400, "invalid_request_error", "invalid_value", "starting_after")
     async with api.get(f"{MESSAGES}/msg_unknown") as response:
-        await refused(response, 404, "not_found_error", "message_not_found")
+        await read_messages_error(response, 404, "not_found_error", "message_not_found")
 
 
 async def test_stream_is_resumed_by_its_owner_while_it_is_stored(start: Start) -> None:
@@ -597,25 +599,25 @@ async def test_stream_is_resumed_by_its_owner_while_it_is_stored(start: Start) -
     async with api.get(path, headers=bearer(ANNA)) as response:
         assert accumulated(frames(await response.text()))["content"] == answer["content"]
     async with api.get(path, headers=bearer(BEN)) as response:
-        await refused(response, 404, "not_found_error", "message_not_found")
+        await read_messages_error(response, 404, "not_found_error", "message_not_found")
     thread = {"type": "continue", "previous_message_id": answer["id"]}
     async with api.post(MESSAGES, user(thread=thread), headers=bearer(BEN)) as response:
-        await refused(response, 404, "not_found_error", "message_not_found", "thread.previous_message_id")
+        await read_messages_error(response, 404, "not_found_error", "message_not_found", "thread.previous_message_id")
     async with api.get(path, headers=bearer(narrow["key"])) as response:
-        await refused(response, 403, "permission_error", "insufficient_scope")
+        await read_messages_error(response, 403, "permission_error", "insufficient_scope")
     api.app.store.blocking.runs.sweep({"": 1000.0}, {"chat": 0.0}, 1000, now=time.time() + 10)
     async with api.get(path, headers=bearer(ANNA)) as response:
-        await refused(response, 410, "invalid_request_error", "events_expired")
+        await read_messages_error(response, 410, "invalid_request_error", "events_expired")
 
 
 async def test_running_stream_is_followed_after_a_disconnect(start: Start) -> None:
-    async with HeldModel(Reply(text=["one ", "two ", "three"])) as held:
-        api = await start(settings={**held.settings, "agent": {"delta_window_ms": 0, "api_max_retries": 0}})
+    async with HeldModel(Reply(text=["one ", "two ", "three"])) as held_model:
+        api = await start(settings={**held_model.settings, "agent": {"delta_window_ms": 0, "api_max_retries": 0}})
         headers = {**VERSION, "X-Hermes-Detach": "true"}
         async with api.post(MESSAGES, user("go", stream=True), headers=headers) as response:
             run_id = response.headers["X-Hermes-Run-Id"]
         async with api.get(f"{MESSAGES}/{run_id.replace('run_', 'msg_')}") as response:
-            held.let_all()
+            held_model.release_all()
             message = accumulated(frames(await response.text()))
     assert message["content"] == [{"type": "text", "text": "one two three"}]
     assert message["stop_reason"] == "end_turn"
@@ -631,7 +633,7 @@ async def test_disconnect_stops_the_turn(start: Start) -> None:
         async with api.get(f"/v1/runs/{run_id}") as response:
             return str((await response.json())["status"])
 
-    await eventually(status, lambda found: found == "cancelled")
+    await eventually(status, lambda value: value == "cancelled")
 
 
 async def test_approval_is_asked_for_in_the_stream(start: Start) -> None:
@@ -641,10 +643,10 @@ async def test_approval_is_asked_for_in_the_stream(start: Start) -> None:
         text = ""
         while "hermes.approval.request" not in text or not text.endswith("\n\n"):
             text += (await response.content.readany()).decode()
-        asked = next(frame for frame in frames(text) if frame.event == "hermes.approval.request")
-        path = f"/v1/runs/{asked.data['run_id']}/approval"
-        async with api.post(path, {"choice": "deny"}) as answered:
-            assert answered.status == 200
+        frame = next(frame for frame in frames(text) if frame.event == "hermes.approval.request")
+        path = f"/v1/runs/{frame.data['run_id']}/approval"
+        async with api.post(path, {"choice": "deny"}) as approval_response:
+            assert approval_response.status == 200
         rest = await response.text()
     assert "message_stop" in rest
 

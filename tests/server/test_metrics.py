@@ -14,7 +14,7 @@ from hermes.runs.traces import Traces
 from hermes.server import metrics
 from support.model_server import Call, Reply, Request
 
-from .clients import HeldModel, Wire, check_headers, eventually, refused, told, user
+from .clients import HeldModel, RawConnection, check_headers, eventually, read_error, read_json, user
 from .conftest import KEY, Api, Start
 
 CHAT = "/v1/chat/completions"
@@ -47,26 +47,28 @@ async def text_of(api: Api) -> str:
         return await response.text()
 
 
-class Seen(dict[tuple[str, ...], float]):
+class Samples(dict[tuple[str, ...], float]):
     """Every sample: its name and the values of its labels, in the order of the labels' names."""
 
     def __missing__(self, key: tuple[str, ...]) -> float:
         return 0.0
 
 
-async def seen(api: Api) -> Seen:
+async def read_samples(api: Api) -> Samples:
     families = text_string_to_metric_families(await text_of(api))
     samples = [sample for family in families for sample in family.samples]
-    return Seen({(s.name.removeprefix("hermes_"), *(v for _, v in sorted(s.labels.items()))): s.value for s in samples})
+    return Samples(
+        {(s.name.removeprefix("hermes_"), *(v for _, v in sorted(s.labels.items()))): s.value for s in samples}
+    )
 
 
 async def test_metric_names_types_and_labels(start: Start) -> None:
     api = await start(Reply(status=500), Reply(tool_calls=[TODO]), Reply(text="Done."))
     async with api.post(CHAT, user()) as response:
-        await refused(response, 502, "provider_unavailable")
+        await read_error(response, 502, "provider_unavailable")
     await api.ask("hi")
     async with api.post(CHAT, {}) as response:
-        await refused(response, 400, "missing_required_parameter")
+        await read_error(response, 400, "missing_required_parameter")
     text = await text_of(api)
     lines = [line.split() for line in text.splitlines()]
     assert {line[2]: line[3] for line in lines if line[1] == "TYPE"} == {n: kind for n, (kind, _) in FAMILIES.items()}
@@ -82,7 +84,7 @@ async def test_metrics_count_turn(start: Start) -> None:
     calls = [TODO, Call("made_up_by_the_model"), Call("mcp_files_read")]
     api = await start(Reply(tool_calls=calls, usage=usage), Reply(text="Done.", usage=usage))
     await api.ask("hi")
-    counted = await seen(api)
+    counted = await read_samples(api)
     assert counted["turns_total", "chat", "completed"] == 1
     assert counted["http_requests_total", "POST", CHAT, "200"] == 1
     assert (counted["tokens_total", "input"], counted["tokens_total", "output"]) == (20, 10)
@@ -103,24 +105,24 @@ async def test_metrics_count_turn(start: Start) -> None:
 
 async def test_metrics_cache_store_rows(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     api = await start(Reply(text="One."))
-    assert (await seen(api))["store_rows", "runs"] == 0
+    assert (await read_samples(api))["store_rows", "runs"] == 0
     await api.ask("hi")
-    assert (await seen(api))["store_rows", "runs"] == 0
+    assert (await read_samples(api))["store_rows", "runs"] == 0
     monkeypatch.setattr(metrics, "ROWS_COUNTED_S", 0.0)
-    assert (await seen(api))["store_rows", "runs"] == 1
+    assert (await read_samples(api))["store_rows", "runs"] == 1
 
 
 async def test_metrics_show_active_work(start: Start) -> None:
     async with HeldModel(Reply(text="One two three.")) as model:
         api = await start(settings=model.settings)
         async with api.post(CHAT, user(stream=True)) as response:
-            await model.asked()
-            counted = await seen(api)
+            await model.wait_for_request()
+            counted = await read_samples(api)
             assert counted["sse_streams_active",] == counted["turns_active", "chat"] == 1
-            model.let_all()
+            model.release_all()
             await response.read()
         await eventually(
-            lambda: seen(api), lambda now: not now["sse_streams_active",] and not now["turns_active", "chat"]
+            lambda: read_samples(api), lambda now: not now["sse_streams_active",] and not now["turns_active", "chat"]
         )
 
 
@@ -130,7 +132,7 @@ async def test_metrics_count_provider_failures(start: Start) -> None:
     for status in (200, 502, 200):
         async with api.post(CHAT, user()) as response:
             assert response.status == status, await response.text()
-    counted = await seen(api)
+    counted = await read_samples(api)
     assert {key[1]: n for key, n in counted.items() if key[0] == "provider_errors_total"} == {
         "provider_rate_limited": 1,
         "provider_auth_failed": 1,
@@ -143,19 +145,19 @@ async def test_metrics_count_rejected_turns(start: Start) -> None:
     async with HeldModel(Reply(text="One two three.")) as model:
         api = await start(settings=model.settings, max_concurrent_runs=1)
         async with api.post(CHAT, user(stream=True)) as response:
-            await model.asked()
+            await model.wait_for_request()
             async with api.post("/v1/runs", {"input": "hi"}, headers={"Idempotency-Key": "k"}) as other:
-                await refused(other, 429, "rate_limit_exceeded")
+                await read_error(other, 429, "rate_limit_exceeded")
             async with api.post(CHAT, user(), headers={"Authorization": "Bearer wrong"}) as other:
-                await refused(other, 401, "invalid_api_key")
+                await read_error(other, 401, "invalid_api_key")
             async with api.client.ws_connect(f"{api.url}/v1/responses") as socket:
                 await socket.send_json({"type": "response.create", "input": "hi"})
                 assert (await socket.receive_json())["error"]["code"] == "rate_limit_exceeded"
             async with api.get("/api/sessions/none") as other:
-                await refused(other, 404, "session_not_found")
-            model.let_all()
+                await read_error(other, 404, "session_not_found")
+            model.release_all()
             await response.read()
-    counted = await seen(api)
+    counted = await read_samples(api)
     assert {key[1]: n for key, n in counted.items() if key[0] == "refused_total"} == {
         "rate_limit_exceeded": 2,
         "invalid_api_key": 1,
@@ -167,14 +169,14 @@ async def test_metrics_count_rejected_turns(start: Start) -> None:
 async def test_metrics_count_disconnects(start: Start, headers: dict[str, str], action: str, stream: bool) -> None:
     async with HeldModel(Reply(text="One two three.")) as model:
         api = await start(settings=model.settings)
-        async with await Wire.open(api.url) as wire:
+        async with await RawConnection.open(api.url) as wire:
             await wire.request("POST", CHAT, user(stream=stream), Authorization=f"Bearer {KEY}", **headers)
-            await model.asked()
-        counted = await eventually(lambda: seen(api), lambda now: now["disconnects_total", action])
+            await model.wait_for_request()
+        counted = await eventually(lambda: read_samples(api), lambda now: now["disconnects_total", action])
         assert [key for key in counted if key[0] == "disconnects_total"] == [("disconnects_total", action)]
-        model.let_all()
+        model.release_all()
         outcome = {"interrupt": "cancelled", "detach": "completed"}[action]
-        await eventually(lambda: seen(api), lambda now: now["turns_total", "chat", outcome])
+        await eventually(lambda: read_samples(api), lambda now: now["turns_total", "chat", outcome])
 
 
 async def test_metrics_labels_contain_no_client_input(start: Start) -> None:
@@ -189,7 +191,7 @@ async def test_metrics_labels_contain_no_client_input(start: Start) -> None:
     async with api.client.head(f"{api.url}/v1/models") as response:
         assert response.status == 200
     assert word not in await text_of(api)
-    counted = await seen(api)
+    counted = await read_samples(api)
     requests = {key[1:] for key in counted if key[0] == "http_requests_total"}
     assert {("GET", "/v1/responses/{response_id}", "404"), ("HEAD", "/v1/models", "200")} <= requests
     assert {method for method, _, _ in requests} == {"GET", "POST", "HEAD", "other"}
@@ -201,7 +203,7 @@ async def test_metrics_access(start: Start) -> None:
     api = await start(keys=keys)
     for key, status, code in (("sk-anna-0123456789abcdef", 403, "insufficient_scope"), ("", 401, "invalid_api_key")):
         async with api.get("/metrics", headers={"Authorization": f"Bearer {key}"}) as response:
-            await refused(response, status, code)
+            await read_error(response, status, code)
     assert "hermes_build_info" in await text_of(api)
 
 
@@ -214,15 +216,15 @@ async def test_metrics_public_setting(start: Start) -> None:
 async def test_metrics_can_be_disabled(start: Start) -> None:
     api = await start(metrics=False, metrics_public=True)
     async with api.get("/metrics") as response:
-        await refused(response, 404, "not_found")
+        await read_error(response, 404, "not_found")
     async with api.get("/v1/capabilities") as response:
-        assert (await told(response))["features"]["metrics"] is False
+        assert (await read_json(response))["features"]["metrics"] is False
 
 
 async def test_metrics_without_store(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     api = await start()
     api.app.store.blocking.engine.release()
-    counted = await seen(api)
+    counted = await read_samples(api)
     assert ("build_info", hermes.__version__) in counted and ("store_rows", "runs") not in counted
 
 
@@ -237,18 +239,18 @@ async def test_metrics_count_subagent_tokens_once(start: Start) -> None:
 
     api = await start(handler=handle, toolsets=["delegation"])
     await api.ask("hi")
-    counted = await seen(api)
+    counted = await read_samples(api)
     assert (counted["tokens_total", "input"], counted["tokens_total", "output"]) == (30, 15)
     assert counted["turns_total", "subagent", "completed"] == counted["turns_total", "chat", "completed"] == 1
 
 
 async def test_request_continues_traceparent(start: Start) -> None:
     api = await start(Reply(text="One."), Reply(text="Two."))
-    kept = InMemorySpanExporter()
-    api.app.engine.listeners.append(Traces(SimpleSpanProcessor(kept)).hear)
+    exporter = InMemorySpanExporter()
+    api.app.engine.listeners.append(Traces(SimpleSpanProcessor(exporter)).hear)
     header = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     for headers in (header, {}):
         async with api.post(CHAT, user(), headers=headers) as response:
-            await told(response)
-    parents: list[Any] = [s.parent and s.parent.span_id for s in kept.get_finished_spans() if "agent" in s.name]
+            await read_json(response)
+    parents: list[Any] = [s.parent and s.parent.span_id for s in exporter.get_finished_spans() if "agent" in s.name]
     assert parents == [0xB7AD6B7169203331, None]

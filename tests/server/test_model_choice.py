@@ -10,7 +10,7 @@ import pytest
 
 from support.model_server import ModelServer, Reply
 
-from .clients import Json, eventually, refused, told, user
+from .clients import Json, eventually, read_error, read_json, user
 from .conftest import PROVIDER_KEY, Api, Start
 from .test_keys import ALL, bearer
 
@@ -20,25 +20,25 @@ ANSWERS = [Reply(text="Hi.", continues=False)] * 4
 
 
 @dataclass
-class Two:
+class TwoModels:
     """A server with two providers: the configured one, and `second`."""
 
     api: Api
     second: ModelServer
 
     @property
-    def asked(self) -> list[tuple[str, str]]:
+    def model_calls(self) -> list[tuple[str, str]]:
         """Provider and model of every call so far."""
-        found = [("main", request.model) for request in self.api.model.requests]
-        return found + [("second", request.model) for request in self.second.requests]
+        pairs = [("main", request.model) for request in self.api.model.requests]
+        return pairs + [("second", request.model) for request in self.second.requests]
 
 
 @pytest.fixture
-async def two(start: Start) -> AsyncIterator[Callable[..., Awaitable[Two]]]:
+async def two(start: Start) -> AsyncIterator[Callable[..., Awaitable[TwoModels]]]:
     second = ModelServer(*ANSWERS)
     await second.start()
 
-    async def begin(**options: Any) -> Two:
+    async def begin(**options: Any) -> TwoModels:
         entry = {"base_url": f"{second.url}/v1", "api_key": PROVIDER_KEY, "models": ["deep", "deeper"]}
         routes = {"fast": {"model": "quick"}, "far": {"model": "deep", "provider": "second"}}
         own = {"name": "limited", "key": LIMITED, "scopes": ALL}
@@ -46,7 +46,7 @@ async def two(start: Start) -> AsyncIterator[Callable[..., Awaitable[Two]]]:
         api = await start(
             *ANSWERS, settings={"providers": {"second": entry}}, model_routes=routes, keys=keys, **options
         )
-        return Two(api, second)
+        return TwoModels(api, second)
 
     yield begin
     await second.stop()
@@ -59,24 +59,24 @@ async def _ended(api: Api, run_id: str) -> Any:
     async def record() -> Any:
         return await api.app.engine.get(run_id)
 
-    return await eventually(record, lambda found: found is not None and found.state.ended)
+    return await eventually(record, lambda value: value is not None and value.state.ended)
 
 
 async def _chat(api: Api, fields: Json, **more: Any) -> str | None:
     async with api.post("/v1/chat/completions", user("hi", **fields), **more) as response:
-        await told(response)
+        await read_json(response)
         return response.headers.get("X-Hermes-Model")
 
 
 async def _response(api: Api, fields: Json, **more: Any) -> str | None:
     async with api.post("/v1/responses", {"input": "hi", **fields}, **more) as response:
-        await told(response)
+        await read_json(response)
         return response.headers.get("X-Hermes-Model")
 
 
 async def _background(api: Api, fields: Json, **more: Any) -> None:
     async with api.post("/v1/responses", {"input": "hi", "background": True, **fields}, **more) as response:
-        await _ended(api, (await told(response))["id"].replace("resp_", "run_"))
+        await _ended(api, (await read_json(response))["id"].replace("resp_", "run_"))
 
 
 async def _websocket(api: Api, fields: Json, **more: Any) -> None:
@@ -91,20 +91,20 @@ async def _session_chat(api: Api, fields: Json, **more: Any) -> str | None:
     async with api.post("/api/sessions", {"id": "mine"}, **more):
         pass
     async with api.post("/api/sessions/mine/chat", {"message": "hi", **fields}, **more) as response:
-        await told(response)
+        await read_json(response)
         return response.headers.get("X-Hermes-Model")
 
 
 async def _run(api: Api, fields: Json, **more: Any) -> None:
     async with api.post("/v1/runs", {"input": "hi", **fields}, **more) as response:
-        await _ended(api, (await told(response, 202))["run_id"])
+        await _ended(api, (await read_json(response, 202))["run_id"])
 
 
 async def _job(api: Api, fields: Json, **more: Any) -> None:
     async with api.post("/api/jobs", {"schedule": "1h", "prompt": "hi", **fields}, **more) as response:
-        job = (await told(response, 201))["job"]
+        job = (await read_json(response, 201))["job"]
     async with api.post(f"/api/jobs/{job['id']}/run", **more) as response:
-        await _ended(api, (await told(response, 202))["run_id"])
+        await _ended(api, (await read_json(response, 202))["run_id"])
 
 
 Way = Callable[..., Awaitable[str | None]]
@@ -135,35 +135,35 @@ NAMED: list[tuple[Json, tuple[str, str]]] = [
 @pytest.mark.parametrize(("fields", "expected"), NAMED, ids=[str(fields) for fields, _ in NAMED])
 @pytest.mark.parametrize("way", WAYS)
 async def test_requested_model_serves_turn(
-    two: Callable[..., Awaitable[Two]], way: str, fields: Json, expected: tuple[str, str]
+    two: Callable[..., Awaitable[TwoModels]], way: str, fields: Json, expected: tuple[str, str]
 ) -> None:
     served = await two()
     shown = await WAYS[way](served.api, fields)
-    assert served.asked == [expected]
+    assert served.model_calls == [expected]
     provider, model = expected
     if shown is not None:
         assert shown == f"{'custom' if provider == 'main' else provider}/{model}"
 
 
 async def test_unknown_model_name_falls_back_to_default(
-    two: Callable[..., Awaitable[Two]],
+    two: Callable[..., Awaitable[TwoModels]],
 ) -> None:
     served = await two()
     async with served.api.post("/api/sessions", {"id": "mine", "model": "fast"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     for name in ("gpt-4o", "nobody/gpt-4o"):
         async with served.api.post("/api/sessions/mine/chat", {"message": "hi", "model": name}) as response:
-            await told(response)
-    assert served.asked == [DEFAULT, DEFAULT]
+            await read_json(response)
+    assert served.model_calls == [DEFAULT, DEFAULT]
 
 
-async def test_provider_object_is_ignored(two: Callable[..., Awaitable[Two]]) -> None:
+async def test_provider_object_is_ignored(two: Callable[..., Awaitable[TwoModels]]) -> None:
     served = await two()
     body = user("hi", provider={"order": ["a"]})
     async with served.api.post("/v1/chat/completions", body) as response:
-        await told(response)
+        await read_json(response)
         assert response.headers["X-Hermes-Ignored"] == "provider"
-    assert served.asked == [DEFAULT]
+    assert served.model_calls == [DEFAULT]
 
 
 @pytest.mark.parametrize(
@@ -176,15 +176,17 @@ async def test_provider_object_is_ignored(two: Callable[..., Awaitable[Two]]) ->
         ("/api/jobs", {"schedule": "1h", "prompt": "hi"}),
     ],
 )
-async def test_unconfigured_provider_is_rejected(two: Callable[..., Awaitable[Two]], path: str, body: Json) -> None:
+async def test_unconfigured_provider_is_rejected(
+    two: Callable[..., Awaitable[TwoModels]], path: str, body: Json
+) -> None:
     served = await two()
     async with served.api.post(path, {**body, "provider": "nobody"}) as response:
-        await refused(response, 400, "invalid_value", "provider")
-    assert served.asked == []
+        await read_error(response, 400, "invalid_value", "provider")
+    assert served.model_calls == []
 
 
 @pytest.mark.parametrize("model", ["gpt-4o", "nobody/gpt-4o"])
-async def test_strict_models_reject_other_names(two: Callable[..., Awaitable[Two]], model: str) -> None:
+async def test_strict_models_reject_other_names(two: Callable[..., Awaitable[TwoModels]], model: str) -> None:
     served = await two(strict_models=True)
     for path, body in (
         ("/v1/chat/completions", user("hi")),
@@ -194,9 +196,9 @@ async def test_strict_models_reject_other_names(two: Callable[..., Awaitable[Two
         ("/api/jobs", {"schedule": "1h", "prompt": "hi"}),
     ):
         async with served.api.post(path, {**body, "model": model}) as response:
-            await refused(response, 404, "model_not_found", "model")
+            await read_error(response, 404, "model_not_found", "model")
     await _chat(served.api, {"model": "second/deep"})
-    assert served.asked == [DEEP]
+    assert served.model_calls == [DEEP]
 
 
 # --- the session's model ---------------------------------------------------------------------------------------------
@@ -219,7 +221,7 @@ async def _in_background_response(api: Api, **more: Any) -> None:
 
 async def _in_session(api: Api, **more: Any) -> None:
     async with api.post("/api/sessions/mine/chat", {"message": "hi"}, **more) as response:
-        await told(response)
+        await read_json(response)
 
 
 async def _in_run(api: Api, **more: Any) -> None:
@@ -243,27 +245,27 @@ IN_SESSION = {
 @pytest.mark.parametrize(("model", "expected"), [("fast", FAST), ("far", DEEP), ("second/deep", DEEP), ("m", DEFAULT)])
 @pytest.mark.parametrize("way", IN_SESSION)
 async def test_session_turns_use_session_model(
-    two: Callable[..., Awaitable[Two]], way: str, model: str, expected: tuple[str, str]
+    two: Callable[..., Awaitable[TwoModels]], way: str, model: str, expected: tuple[str, str]
 ) -> None:
     served = await two()
     async with served.api.post("/api/sessions", {"id": "mine", "model": model}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     await IN_SESSION[way](served.api)
-    assert served.asked == [expected]
+    assert served.model_calls == [expected]
 
 
 async def test_bound_session_uses_its_model(
-    two: Callable[..., Awaitable[Two]],
+    two: Callable[..., Awaitable[TwoModels]],
 ) -> None:
     served = await two()
     async with served.api.post("/v1/chat/completions", user("hi")) as response:
-        await told(response)
+        await read_json(response)
         session_id = response.headers["X-Hermes-Session-Id"]
     async with served.api.patch(f"/api/sessions/{session_id}", {"model": "second/deep"}) as response:
-        assert (await told(response))["session"]["model"] == "second/deep"
-    said = [*user("hi")["messages"], {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "and?"}]
-    async with served.api.post("/v1/chat/completions", {"messages": said}) as response:
-        await told(response)
+        assert (await read_json(response))["session"]["model"] == "second/deep"
+    messages = [*user("hi")["messages"], {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "and?"}]
+    async with served.api.post("/v1/chat/completions", {"messages": messages}) as response:
+        await read_json(response)
         assert response.headers["X-Hermes-Session-Id"] == session_id
         assert response.headers["X-Hermes-Model"] == "second/deep"
 
@@ -290,7 +292,7 @@ async def test_bound_session_uses_its_model(
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/runs"])
 async def test_key_models_ceiling_by_name(
-    two: Callable[..., Awaitable[Two]], path: str, models: list[str], fields: Json, status: int
+    two: Callable[..., Awaitable[TwoModels]], path: str, models: list[str], fields: Json, status: int
 ) -> None:
     served = await two(models=models)
     body = {**(user("hi") if "chat" in path else {"input": "hi"}), **fields}
@@ -298,40 +300,40 @@ async def test_key_models_ceiling_by_name(
         if status == 200:
             assert response.status in (200, 202)
         else:
-            await refused(response, status, {403: "model_not_allowed", 404: "model_not_found"}[status], "model")
-            assert served.asked == []
+            await read_error(response, status, {403: "model_not_allowed", 404: "model_not_found"}[status], "model")
+            assert served.model_calls == []
 
 
 @pytest.mark.parametrize("way", IN_SESSION)
-async def test_key_may_use_session_with_allowed_model(two: Callable[..., Awaitable[Two]], way: str) -> None:
+async def test_key_may_use_session_with_allowed_model(two: Callable[..., Awaitable[TwoModels]], way: str) -> None:
     served = await two(models=["far"])
     more: Json = {"headers": bearer(LIMITED)}
     async with served.api.post("/api/sessions", {"id": "mine", "model": "fast"}, **more) as response:
-        await refused(response, 403, "model_not_allowed", "model")
+        await read_error(response, 403, "model_not_allowed", "model")
     async with served.api.post("/api/sessions", {"id": "mine", "model": "far"}, **more) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     await IN_SESSION[way](served.api, **more)
-    assert served.asked == [DEEP]
+    assert served.model_calls == [DEEP]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/runs", "/api/sessions/mine/chat"])
-async def test_session_with_disallowed_model_is_rejected(two: Callable[..., Awaitable[Two]], path: str) -> None:
+async def test_session_with_disallowed_model_is_rejected(two: Callable[..., Awaitable[TwoModels]], path: str) -> None:
     served = await two(models=["far"])
     await served.api.app.store.sessions.create_session("mine", "api_server", owner="limited", model="fast")
     headers = {**bearer(LIMITED), "X-Hermes-Session-Id": "mine"}
     body = {**user("hi"), "input": "hi", "message": "hi", "stream": True}
     async with served.api.post(path, body, headers=headers) as response:
-        await refused(response, 403, "model_not_allowed", "model")
-    assert served.asked == []
+        await read_error(response, 403, "model_not_allowed", "model")
+    assert served.model_calls == []
     async with served.api.patch("/api/sessions/mine", {"model": "far"}, headers=bearer(LIMITED)) as response:
-        await told(response)
+        await read_json(response)
     await _in_session(served.api, headers=bearer(LIMITED))  # the refused turn has left nothing behind
-    assert served.asked == [DEEP]
+    assert served.model_calls == [DEEP]
 
 
 @pytest.mark.parametrize("fields", [{}, {"background": True}])
 async def test_model_rejection_reveals_nothing_of_foreign_session(
-    two: Callable[..., Awaitable[Two]], fields: Json
+    two: Callable[..., Awaitable[TwoModels]], fields: Json
 ) -> None:
     served = await two(models=["fast"])
     await served.api.app.store.sessions.create_session("hers", "api_server", owner="default", model="second/hidden")
@@ -344,11 +346,11 @@ async def test_model_rejection_reveals_nothing_of_foreign_session(
 # --- what is on offer ------------------------------------------------------------------------------------------------
 
 
-async def test_models_list_respects_key_ceiling(two: Callable[..., Awaitable[Two]]) -> None:
+async def test_models_list_respects_key_ceiling(two: Callable[..., Awaitable[TwoModels]]) -> None:
     served = await two(models=["fast", "second/deeper"])
     async with served.api.get("/v1/models") as response:
-        found = [(one["id"], one["root"], one["parent"]) for one in (await told(response))["data"]]
-    assert found == [
+        rows = [(model["id"], model["root"], model["parent"]) for model in (await read_json(response))["data"]]
+    assert rows == [
         ("hermes-agent", "hermes-agent", None),
         ("far", "deep", "hermes-agent"),
         ("fast", "quick", "hermes-agent"),
@@ -356,17 +358,17 @@ async def test_models_list_respects_key_ceiling(two: Callable[..., Awaitable[Two
         ("second/deeper", "deeper", None),
     ]
     async with served.api.get("/v1/models", headers=bearer(LIMITED)) as response:
-        assert [one["id"] for one in (await told(response))["data"]] == ["fast", "second/deeper"]
+        assert [model["id"] for model in (await read_json(response))["data"]] == ["fast", "second/deeper"]
     async with served.api.get("/v1/models/second/deeper", headers=bearer(LIMITED)) as response:
-        assert (await told(response))["id"] == "second/deeper"
+        assert (await read_json(response))["id"] == "second/deeper"
     async with served.api.get("/v1/models/second/deep", headers=bearer(LIMITED)) as response:
-        await refused(response, 404, "model_not_found", "model")
+        await read_error(response, 404, "model_not_found", "model")
     assert served.second.requests == []
 
 
-async def test_run_reports_requested_model_name(two: Callable[..., Awaitable[Two]]) -> None:
+async def test_run_reports_requested_model_name(two: Callable[..., Awaitable[TwoModels]]) -> None:
     served = await two()
     async with served.api.post("/v1/runs", {"input": "hi", "model": "second/deep"}) as response:
-        run_id = (await told(response, 202))["run_id"]
+        run_id = (await read_json(response, 202))["run_id"]
     async with served.api.get(f"/v1/runs/{run_id}") as response:
-        assert (await told(response))["model"] == "second/deep"
+        assert (await read_json(response))["model"] == "second/deep"

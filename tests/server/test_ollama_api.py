@@ -11,7 +11,7 @@ import pytest
 
 from support.model_server import Call, Reply
 
-from .clients import Json, check_headers, function, sent
+from .clients import Json, check_headers, function, sent_messages
 from .conftest import Api, Start
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -46,7 +46,7 @@ async def whole(api: Api, path: str, body: Json) -> Json:
         return answer
 
 
-async def refused(response: aiohttp.ClientResponse, status: int, code: str) -> str:
+async def read_ollama_error(response: aiohttp.ClientResponse, status: int, code: str) -> str:
     body = json.loads(await response.text())
     assert (response.status, body["code"]) == (status, code), body
     check_headers(response.headers)
@@ -56,10 +56,10 @@ async def refused(response: aiohttp.ClientResponse, status: int, code: str) -> s
 
 async def test_routes_are_off_by_default(start: Start) -> None:
     api = await start()
-    found = [("GET", f"/api/{name}") for name in ("version", "tags", "ps")]
-    for method, path in (*found, ("POST", "/api/show"), ("POST", CHAT), ("POST", GENERATE)):
+    routes = [("GET", f"/api/{name}") for name in ("version", "tags", "ps")]
+    for method, path in (*routes, ("POST", "/api/show"), ("POST", CHAT), ("POST", GENERATE)):
         async with api.client.request(method, api.url + path, json=user()) as response:
-            await refused(response, 404, "not_found")
+            await read_ollama_error(response, 404, "not_found")
     async with api.get("/v1/capabilities") as response:
         assert (await response.json())["features"]["ollama"] is False
 
@@ -69,7 +69,7 @@ async def test_models_are_found(api: Api) -> None:
         async with nobody.get(f"{api.url}/api/version") as response:
             assert set(await response.json()) == {"version"}
         async with nobody.get(f"{api.url}/api/tags") as response:
-            await refused(response, 401, "invalid_api_key")
+            await read_ollama_error(response, 401, "invalid_api_key")
     async with api.get("/api/tags") as response:
         [model] = (await response.json())["models"]
     assert (model["name"], model["model"]) == ("hermes-agent", "hermes-agent")
@@ -78,31 +78,35 @@ async def test_models_are_found(api: Api) -> None:
     assert loaded.items() >= model.items() and loaded["expires_at"] > model["modified_at"]
     for fields in ({"model": "hermes-agent:latest"}, {"name": "hermes-agent"}):
         async with api.post("/api/show", fields) as response:
-            shown = await response.json()
-        assert {"completion", "tools"} <= set(shown["capabilities"])
-        info = shown["model_info"]
+            body = await response.json()
+        assert {"completion", "tools"} <= set(body["capabilities"])
+        info = body["model_info"]
         assert info["hermes.context_length"] > 1000 and info["general.basename"] == "hermes-agent"
     async with api.post("/api/show", {"model": "gone"}) as response:
-        await refused(response, 404, "model_not_found")
+        await read_ollama_error(response, 404, "model_not_found")
     async with api.post("/api/show", {}) as response:
-        await refused(response, 400, "missing_required_parameter")
+        await read_ollama_error(response, 400, "missing_required_parameter")
 
 
 @pytest.mark.parametrize("place", ["POST /api/pull", "POST /api/embed", "DELETE /api/delete", "POST /api/push"])
 async def test_what_is_not_offered_is_refused_in_the_form_of_the_protocol(api: Api, place: str) -> None:
     method, path = place.split()
     async with api.client.request(method, api.url + path, json={"model": "x"}) as response:
-        assert "There is nothing at" in await refused(response, 404, "not_found")
+        assert "There is nothing at" in await read_ollama_error(response, 404, "not_found")
 
 
 async def test_chat_is_streamed_by_default(api: Api) -> None:
     api.model.script = [Reply(text=["Hel", "lo, ", "Wörld"])]
     options = {"temperature": 0.5, "num_predict": 50, "num_ctx": 4096, "stop": ["END"]}
-    found = await lines(api, CHAT, user(options=options, keep_alive="5m"))
-    assert "".join(line["message"]["content"] for line in found) == "Hello, Wörld"
-    assert [line["done"] for line in found] == [False] * (len(found) - 1) + [True]
-    assert (found[-1]["done_reason"], found[-1]["prompt_eval_count"], found[-1]["eval_count"]) == ("stop", 10, 5)
-    assert found[-1]["total_duration"] > 0
+    answer_lines = await lines(api, CHAT, user(options=options, keep_alive="5m"))
+    assert "".join(line["message"]["content"] for line in answer_lines) == "Hello, Wörld"
+    assert [line["done"] for line in answer_lines] == [False] * (len(answer_lines) - 1) + [True]
+    assert (answer_lines[-1]["done_reason"], answer_lines[-1]["prompt_eval_count"], answer_lines[-1]["eval_count"]) == (
+        "stop",
+        10,
+        5,
+    )
+    assert answer_lines[-1]["total_duration"] > 0
     request = api.model.requests[0].body
     assert (request["temperature"], request["max_tokens"], request["stop"]) == (0.5, 50, ["END"])
 
@@ -134,14 +138,14 @@ async def test_client_tools_without_ids(api: Api, stream: bool) -> None:
     horn = Call("horn", {}, id="call_horn")
     api.model.script = [Reply(tool_calls=[HALL, horn]), Reply(text="Done.")]
     question = user("light", tools=[LAMP, function("horn")])
-    found = await lines(api, CHAT, question) if stream else [await whole(api, CHAT, question)]
-    [calls] = [line["message"]["tool_calls"] for line in found if "tool_calls" in line["message"]]
+    answer_lines = await lines(api, CHAT, question) if stream else [await whole(api, CHAT, question)]
+    [calls] = [line["message"]["tool_calls"] for line in answer_lines if "tool_calls" in line["message"]]
     plain = [{"function": call["function"]} for call in calls]
     assert [call["function"]["name"] for call in plain] == ["lamp", "horn"]
     assert plain[0]["function"]["arguments"] == {"room": "hall"}
     results = [{"role": "tool", "content": name, "tool_name": name} for name in ("horn", "lamp")]
-    said = {"role": "assistant", "content": "", "tool_calls": plain}
-    after = await whole(api, CHAT, {**question, "messages": [*question["messages"], said, *results]})
+    message = {"role": "assistant", "content": "", "tool_calls": plain}
+    after = await whole(api, CHAT, {**question, "messages": [*question["messages"], message, *results]})
     assert after["message"]["content"] == "Done."
     messages = api.model.requests[1].body["messages"]
     ids = {call["id"]: call["function"]["name"] for call in messages[2]["tool_calls"]}
@@ -155,8 +159,8 @@ async def test_images_and_thinking(api: Api) -> None:
     api.model.script = [Reply(reasoning="Hm.", text="A dot."), Reply(reasoning="Hm.", text="A dot.")]
     body = user("what?", think=True)
     body["messages"][0]["images"] = [PNG]
-    found = await lines(api, CHAT, body)
-    assert "".join(line["message"].get("thinking", "") for line in found) == "Hm."
+    answer_lines = await lines(api, CHAT, body)
+    assert "".join(line["message"].get("thinking", "") for line in answer_lines) == "Hm."
     parts = api.model.requests[0].body["messages"][-1]["content"]
     assert parts[-1]["image_url"]["url"] == f"data:image/png;base64,{PNG}"
     answer = await whole(api, CHAT, {**body, "think": False})
@@ -182,27 +186,27 @@ async def test_image_that_is_no_base64_is_refused(api: Api) -> None:
     body = user()
     body["messages"][0]["images"] = ["a!b="]
     async with api.post(CHAT, body) as response:
-        assert "messages[0]" in await refused(response, 400, "invalid_image_url")
+        assert "messages[0]" in await read_ollama_error(response, 400, "invalid_image_url")
 
 
 async def test_generate(api: Api) -> None:
     api.model.script = [Reply(text=["Hel", "lo."]), Reply(text='{"a": 1}')]
     body = {"model": "hermes-agent", "prompt": "greet", "system": "Be brief."}
-    found = await lines(api, GENERATE, body)
-    assert "".join(line["response"] for line in found) == "Hello." and found[-1]["done"]
-    assert sent(api.model.requests[0]) == [("user", "greet")]
+    answer_lines = await lines(api, GENERATE, body)
+    assert "".join(line["response"] for line in answer_lines) == "Hello." and answer_lines[-1]["done"]
+    assert sent_messages(api.model.requests[0]) == [("user", "greet")]
     answer = await whole(api, GENERATE, {**body, "format": {"type": "object"}})
     assert json.loads(answer["response"]) == {"a": 1}
     async with api.post(GENERATE, {**body, "suffix": "x"}) as response:
-        await refused(response, 400, "unsupported_parameter")
+        await read_ollama_error(response, 400, "unsupported_parameter")
 
 
 async def test_failures(api: Api) -> None:
     api.model.script = [Reply(status=500, error="Broken."), Reply(text=["Hel"], error_event={"message": "Broken."})]
     async with api.post(CHAT, user(stream=False)) as response:
-        await refused(response, 502, "provider_unavailable")
-    found = await lines(api, CHAT, user())
-    assert found[0]["message"]["content"] == "Hel" and set(found[-1]) == {"error", "code"}
+        await read_ollama_error(response, 502, "provider_unavailable")
+    answer_lines = await lines(api, CHAT, user())
+    assert answer_lines[0]["message"]["content"] == "Hel" and set(answer_lines[-1]) == {"error", "code"}
     for body in ({"messages": []}, user(think="much"), user(format="xml"), {"model": "m", "messages": [{"role": "x"}]},
                  {"model": "m", "messages": [{"role": "tool", "content": "x"}]}):  # fmt: skip
         async with api.post(CHAT, body) as response:

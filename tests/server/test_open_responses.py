@@ -11,12 +11,12 @@ import pytest
 from hermes.agent import decisions
 from support.model_server import Call, Reply
 
-from .clients import Frame, HeldModel, Json, flat, function, refused, sent, stream_of, told
+from .clients import Frame, HeldModel, Json, function, read_error, read_json, responses_tool, sent_messages, stream_of
 from .conftest import Api, Start
 from .open_responses import event_faults, faults
 
 PATH = "/v1/responses"
-WEATHER = flat(function("get_weather", location={"type": "string"}))
+WEATHER = responses_tool(function("get_weather", location={"type": "string"}))
 ASKED = Call("get_weather", ['{"location": ', '"San Francisco"}'], id="call_1")
 TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
 HEART = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -30,16 +30,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERMES_STREAM_RETRIES", "0")
 
 
-def said(role: str, content: Any) -> Json:
+def message_item(role: str, content: Any) -> Json:
     return {"type": "message", "role": role, "content": content}
 
 
 async def plain(api: Api, **body: Any) -> Json:
     async with api.post(PATH, {"model": "hermes-agent", **body}) as response:
         assert response.content_type == "application/json"
-        made = await told(response)
-    assert faults("response object", made) == []
-    return made
+        payload = await read_json(response)
+    assert faults("response object", payload) == []
+    return payload
 
 
 async def streamed(api: Api, **body: Any) -> list[Json]:
@@ -47,12 +47,12 @@ async def streamed(api: Api, **body: Any) -> list[Json]:
         return checked(await stream_of(response))
 
 
-def checked(seen: list[Frame]) -> list[Json]:
+def checked(frames: list[Frame]) -> list[Json]:
     """The events of a stream that is as the specification wants it."""
-    assert seen[-1].data == "[DONE]", "the last event is the literal [DONE]"
-    events = [frame.data for frame in seen[:-1]]
-    assert [frame.event for frame in seen[:-1]] == [event["type"] for event in events]
-    assert all(frame.id is None for frame in seen)
+    assert frames[-1].data == "[DONE]", "the last event is the literal [DONE]"
+    events = [frame.data for frame in frames[:-1]]
+    assert [frame.event for frame in frames[:-1]] == [event["type"] for event in events]
+    assert all(frame.id is None for frame in frames)
     check_events(events)
     return events
 
@@ -101,21 +101,21 @@ def check_lives(events: list[Json]) -> None:
 
 
 KINDS: list[tuple[str, list[Reply], Json, list[str]]] = [
-    ("text", [Reply(text="Hello there, friend.")], {"input": [said("user", "Say hello in exactly 3 words.")]}, ["message"]),
+    ("text", [Reply(text="Hello there, friend.")], {"input": [message_item("user", "Say hello in exactly 3 words.")]}, ["message"]),
     ("string", [Reply(text="On track.")], {"input": "Write a one-sentence status update."}, ["message"]),
-    ("system prompt", [Reply(text="Ahoy.")], {"input": [said("system", "You are a pirate."), said("user", "Hello.")]},
+    ("system prompt", [Reply(text="Ahoy.")], {"input": [message_item("system", "You are a pirate."), message_item("user", "Hello.")]},
      ["message"]),
-    ("developer", [Reply(text="Hi.")], {"input": [said("developer", "Be brief."), said("user", "Hello.")]}, ["message"]),
+    ("developer", [Reply(text="Hi.")], {"input": [message_item("developer", "Be brief."), message_item("user", "Hello.")]}, ["message"]),
     ("tool", [Reply(tool_calls=[ASKED])], {"input": "Weather?", "tools": [WEATHER]}, ["function_call"]),
     ("image", [Reply(text="A heart.")],
-     {"input": [said("user", [{"type": "input_text", "text": "What is it?"}, {"type": "input_image", "image_url": HEART}])]},
+     {"input": [message_item("user", [{"type": "input_text", "text": "What is it?"}, {"type": "input_image", "image_url": HEART}])]},
      ["message"]),
     ("file", [Reply(text="Milk.")],
-     {"input": [said("user", [{"type": "input_text", "text": "Title?"},
+     {"input": [message_item("user", [{"type": "input_text", "text": "Title?"},
                               {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,bWlsaw=="}])]},
      ["message"]),
     ("multi-turn", [Reply(text="Alice.")],
-     {"input": [said("user", "My name is Alice."), said("assistant", "Hello Alice!"), said("user", "What is my name?")]},
+     {"input": [message_item("user", "My name is Alice."), message_item("assistant", "Hello Alice!"), message_item("user", "What is my name?")]},
      ["message"]),
     ("reasoning", [Reply(text="4.", reasoning="2+2")], {"input": "2+2?", "reasoning": {"effort": "low", "summary": "auto"}},
      ["reasoning", "message"]),
@@ -143,12 +143,14 @@ async def test_open_responses_requests_of_every_kind(
     api: Api, mode: str, script: list[Reply], body: Json, types: list[str]
 ) -> None:
     api.model.script = script
-    made = await plain(api, **body) if mode == "plain" else (await streamed(api, **body))[-1]["response"]
-    assert made["status"] == "completed"
-    assert [item["type"] for item in made["output"]] == types
-    assert all(item["id"] and item["status"] == "completed" for item in made["output"])
-    echoed = {name: body[name] for name in body if name in made and name not in ("input", "tools", "text", "reasoning")}
-    assert {name: made[name] for name in echoed} == echoed
+    response = await plain(api, **body) if mode == "plain" else (await streamed(api, **body))[-1]["response"]
+    assert response["status"] == "completed"
+    assert [item["type"] for item in response["output"]] == types
+    assert all(item["id"] and item["status"] == "completed" for item in response["output"])
+    echoed = {
+        name: body[name] for name in body if name in response and name not in ("input", "tools", "text", "reasoning")
+    }
+    assert {name: response[name] for name in echoed} == echoed
 
 
 async def test_open_responses_function_call_round_trip(api: Api) -> None:
@@ -159,7 +161,9 @@ async def test_open_responses_function_call_round_trip(api: Api) -> None:
     second = await plain(api, input=[output], previous_response_id=first["id"], tools=[WEATHER])
     assert second["output"][0]["content"][0]["text"] == "64 degrees."
     api.model.script = [Reply(text="Still 64.")]
-    third = await plain(api, input=[said("user", "Weather?"), call, output, said("user", "Now?")], tools=[WEATHER])
+    third = await plain(
+        api, input=[message_item("user", "Weather?"), call, output, message_item("user", "Now?")], tools=[WEATHER]
+    )
     assert third["status"] == "completed"
 
 
@@ -169,7 +173,7 @@ async def test_previous_response_precedes_new_input(api: Api) -> None:
     second = await plain(api, input="What was it?", previous_response_id=first["id"])
     assert second["previous_response_id"] == first["id"]
     expected = ["Remember this code word: papaya.", "OK.", "What was it?"]
-    assert [text for _, text in sent(api.model.requests[1])] == expected
+    assert [text for _, text in sent_messages(api.model.requests[1])] == expected
 
 
 async def test_conversation_has_id(api: Api) -> None:
@@ -179,10 +183,10 @@ async def test_conversation_has_id(api: Api) -> None:
 
 async def test_calls_of_disallowed_tools_are_suppressed(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[ASKED]), Reply(text="I may not.")]
-    other = flat(function("send_email"))
+    other = responses_tool(function("send_email"))
     choice = {"type": "allowed_tools", "tools": [{"type": "function", "name": "send_email"}]}
-    made = await plain(api, input="x", tools=[WEATHER, other], tool_choice=choice)
-    assert not [item for item in made["output"] if item["type"] == "function_call"]
+    response = await plain(api, input="x", tools=[WEATHER, other], tool_choice=choice)
+    assert not [item for item in response["output"] if item["type"] == "function_call"]
     assert "get_weather" in str(api.model.requests[0].body["tools"]), "all tools are still shown to the model"
 
 
@@ -208,13 +212,13 @@ async def test_errors_match_schema(api: Api, body: Json) -> None:
 async def test_background_and_resumed_streams_are_equal(start: Start) -> None:
     async with HeldModel(Reply(text=["Do", "ne."])) as model:
         api = await start(settings=model.settings)
-        made = await plain(api, input="x", background=True)
-        async with api.get(f"{PATH}/{made['id']}?stream=true") as response:
+        plain_response = await plain(api, input="x", background=True)
+        async with api.get(f"{PATH}/{plain_response['id']}?stream=true") as response:
             reading = asyncio.create_task(stream_of(response))
-            await model.asked()
-            model.let_all()
+            await model.wait_for_request()
+            model.release_all()
             events = checked(await reading)
-    assert events[-1]["response"]["id"] == made["id"]
+    assert events[-1]["response"]["id"] == plain_response["id"]
     assert events[-1]["response"]["background"] is True
 
 
@@ -223,14 +227,14 @@ async def test_background_and_resumed_streams_are_equal(start: Start) -> None:
 
 async def test_conversation_compaction(api: Api) -> None:
     api.model.script = [Reply(text="Summary: slate."), Reply(text="compacted")]
-    items = [said("user", [{"type": "input_text", "text": "The word is slate."}]),
-             said("assistant", [{"type": "output_text", "text": "OK."}]), said("user", "Compress this.")]  # fmt: skip
+    items = [message_item("user", [{"type": "input_text", "text": "The word is slate."}]),
+             message_item("assistant", [{"type": "output_text", "text": "OK."}]), message_item("user", "Compress this.")]  # fmt: skip
     async with api.post(f"{PATH}/compact", {"model": "hermes-agent", "input": items}) as response:
-        made = await told(response)
-    assert faults("compaction object", made) == []
-    assert made["output"][-1]["type"] == "compaction"
+        body = await read_json(response)
+    assert faults("compaction object", body) == []
+    assert body["output"][-1]["type"] == "compaction"
     async with api.client.ws_connect(f"{api.url}{PATH}") as socket:
-        events = await turn(socket, input=[*made["output"], said("user", "Continue.")], store=False, tools=[])
+        events = await turn(socket, input=[*body["output"], message_item("user", "Continue.")], store=False, tools=[])
     assert events[-1]["response"]["status"] == "completed"
 
 
@@ -264,7 +268,7 @@ async def test_unstored_response_continues_on_its_websocket_only(api: Api) -> No
         first = (await turn(socket, input="Remember: cobalt.", store=False))[-1]["response"]
         second = await turn(socket, input="The word?", store=False, previous_response_id=first["id"])
         assert second[-1]["response"]["previous_response_id"] == first["id"]
-        assert [text for _, text in sent(api.model.requests[1])] == ["Remember: cobalt.", "OK.", "The word?"]
+        assert [text for _, text in sent_messages(api.model.requests[1])] == ["Remember: cobalt.", "OK.", "The word?"]
     async with api.client.ws_connect(f"{api.url}{PATH}") as socket:
         last = second[-1]["response"]["id"]
         (error,) = await turn(socket, input="Go on.", store=False, previous_response_id=last)
@@ -291,4 +295,4 @@ async def test_websocket_rejects_background(api: Api) -> None:
 
 async def test_get_responses_without_upgrade_is_426(api: Api) -> None:
     async with api.get(PATH) as response:
-        await refused(response, 426, "upgrade_required")
+        await read_error(response, 426, "upgrade_required")

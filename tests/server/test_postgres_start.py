@@ -30,10 +30,10 @@ PASSWORD = "hunter2secret"
 COMMANDS = [("gateway", "run", "--port", "0"), ("sessions", "list")]
 
 
-@pytest.fixture(params=COMMANDS, ids=lambda words: words[0])
+@pytest.fixture(params=COMMANDS, ids=lambda command: command[0])
 def command(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    words: tuple[str, ...] = request.param
-    return words
+    command: tuple[str, ...] = request.param
+    return command
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_unreachable_server(refuse: Refuse) -> None:
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "does not exist"])
-def test_name_of_the_host_does_not_tell_what_is_wrong(refuse: Refuse, host: str) -> None:
+def test_error_class_ignores_host_name(refuse: Refuse, host: str) -> None:
     assert "out of reach" in refuse(f"postgresql://u:{PASSWORD}@{quote(host)}/d", 69)
 
 
@@ -171,8 +171,8 @@ def test_refused_start_leaves_no_process(home_folder: Path, postgres_url: str) -
     home_folder.mkdir(mode=0o700)
     (home_folder / "config.yaml").write_text("api_server: {workers: 2}\n")
     env = {**os.environ, "HERMES_DATABASE_URL": with_database(postgres_url, "nowhere")}
-    words = (sys.executable, "-m", "hermes", "gateway", "run", "--port", "0")
-    process = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+    command = (sys.executable, "-m", "hermes", "gateway", "run", "--port", "0")
+    process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (process.returncode, process.stdout) == (78, "")
     assert "does not exist" in process.stderr
 
@@ -200,12 +200,12 @@ def _locks(url: str, *, granted: bool) -> int:
         return int(row[0])
 
 
-async def refused(folder: Path, **settings: Any) -> str:
+async def start_error(folder: Path, **settings: Any) -> str:
     gateway = Gateway(folder, **settings)
     with pytest.raises(AssertionError):
         await gateway.start()
-    assert await gateway.ended() == 4
-    return gateway.said
+    assert await gateway.wait_for_exit() == 4
+    return gateway.stderr_text
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -213,7 +213,7 @@ async def test_second_server_without_a_bus_is_refused(tmp_path: Path, postgres_d
     settings = {"storage": {"url": postgres_database}, "api_server": {"workers": workers}}
     async with serving(tmp_path / "first", **settings) as first:
         assert holders(postgres_database) == 1
-        line = await refused(tmp_path / "second", storage=settings["storage"])
+        line = await start_error(tmp_path / "second", storage=settings["storage"])
         assert "Another server works on this database" in line and "bus.url" in line
         assert (await first.get("/health"))["status"] == "ok"
         if workers == 1:
@@ -232,9 +232,7 @@ async def test_servers_with_a_bus_share_a_database(tmp_path: Path, postgres_data
         assert holders(postgres_database) == 0
 
 
-async def test_lock_is_taken_again_after_a_restart_of_the_database(
-    own_postgres: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lock_is_reacquired_after_database_restart(own_postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single_server, "PG_SERVER_LOCK_EVERY_S", 0.1)
     monkeypatch.setattr(single_server, "PG_SERVER_LOCK_WAIT_S", 0.1)
     url = own_postgres.url

@@ -1,4 +1,4 @@
-"""Questions of the agent to its user: told where somebody can answer, answered through the run, and never left open."""
+"""Questions to the user: sent where they can be answered, answered through the run, and never left open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, Stream, pieces, refused, sent, stream_of, told, user
+from .clients import HeldModel, Json, Stream, pieces, read_error, read_json, sent_messages, stream_of, user
 from .conftest import Api, Start
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -22,7 +22,7 @@ KINDS: dict[str, tuple[str, Json, str]] = {
 
 async def answer(api: Api, run_id: str, **body: str) -> Json:
     async with api.post(f"/v1/runs/{run_id}/clarify", body) as response:
-        return await told(response)
+        return await read_json(response)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -32,21 +32,21 @@ async def test_clarify_question_on_stream_is_answered_through_run(api: Api, kind
     async with api.post(path, body, headers=PLAIN) as response:
         run_id = response.headers["X-Hermes-Run-Id"]
         stream = Stream(response)
-        asked = (await stream.until(lambda frame: frame.event == name))[-1].data
-        assert (asked["question"], asked["choices"]) == ("Which room?", ["hall", "garden"])
-        assert {"request_id", "tool_call_id", "expires_at"} <= set(asked)
+        request = (await stream.until(lambda frame: frame.event == name))[-1].data
+        assert (request["question"], request["choices"]) == ("Which room?", ["hall", "garden"])
+        assert {"request_id", "tool_call_id", "expires_at"} <= set(request)
         if kind == "response":
-            assert asked["type"] == name
+            assert request["type"] == name
         async with api.get("/v1/runs?status=waiting_for_input") as listed:
-            (run,) = (await told(listed))["data"]
-        assert (run["run_id"], run["pending_question"]["request_id"]) == (run_id, asked["request_id"])
-        told_back = await answer(api, run_id, request_id=asked["request_id"], answer="hall")
+            (run,) = (await read_json(listed))["data"]
+        assert (run["run_id"], run["pending_question"]["request_id"]) == (run_id, request["request_id"])
+        told_back = await answer(api, run_id, request_id=request["request_id"], answer="hall")
         assert told_back["object"] == "hermes.run.clarify_response"
         rest = await stream.rest()
     assert "The hall it is." in str(rest)
-    assert "hall" in sent(api.model.requests[1], "tool")[0][1]
+    assert "hall" in sent_messages(api.model.requests[1], "tool")[0][1]
     async with api.post(f"/v1/runs/{run_id}/clarify", {"answer": "garden"}) as response:
-        await refused(response, 409, "clarify_not_pending")
+        await read_error(response, 409, "clarify_not_pending")
 
 
 UNATTENDED: list[tuple[str, Json, dict[str, str]]] = [
@@ -68,7 +68,7 @@ async def test_clarify_without_listener_is_answered_immediately(api: Api, number
         text = await response.text()
     assert "Then I choose." in text
     assert "clarify" not in [line for line in text.split("\n") if line.startswith("event:")]
-    assert len(sent(api.model.requests[1], "tool")) == 1
+    assert len(sent_messages(api.model.requests[1], "tool")) == 1
 
 
 async def test_clarify_on_plain_request_can_wait(api: Api) -> None:
@@ -80,9 +80,9 @@ async def test_clarify_on_plain_request_can_wait(api: Api) -> None:
         runs: list[Json] = []
         while not runs:
             async with api.get("/v1/runs?status=waiting_for_input") as response:
-                runs = (await told(response))["data"]
+                runs = (await read_json(response))["data"]
     await answer(api, runs[0]["run_id"], answer="hall")
-    assert (await told(await turn))["choices"][0]["message"]["content"] == "The hall it is."
+    assert (await read_json(await turn))["choices"][0]["message"]["content"] == "The hall it is."
 
 
 async def test_clarify_timeout(start: Start) -> None:
@@ -94,16 +94,16 @@ async def test_clarify_timeout(start: Start) -> None:
 
 async def test_interrupt_closes_clarify_question(start: Start) -> None:
     async with HeldModel(Reply(tool_calls=[ASKS])) as model:
-        model.let_all()
+        model.release_all()
         api = await start(settings=model.settings)
         async with api.post(CHAT, user("light", stream=True), headers=PLAIN) as response:
             run_id = response.headers["X-Hermes-Run-Id"]
             stream = Stream(response)
             await stream.until(lambda frame: frame.event == "hermes.clarify.request")
-            await told(await api.post(f"/v1/runs/{run_id}/stop"))
+            await read_json(await api.post(f"/v1/runs/{run_id}/stop"))
             await stream.rest()
         async with api.get(f"/v1/runs/{run_id}") as response:
-            run = await told(response)
+            run = await read_json(response)
         assert (run["status"], run["pending_question"]) == ("cancelled", None)
 
 
@@ -137,20 +137,20 @@ async def cleaned(api: Api, surface: str, session: str, choice: str) -> tuple[st
     following = api.post(path.format(session), body, headers=headers)
     if surface == "run":
         async with following as response:
-            place = (await told(response, 202))["run_id"]
+            place = (await read_json(response, 202))["run_id"]
         following = api.get(f"/v1/runs/{place}/events?event_names=true")
-    asked: Json | None = None
+    request: Json | None = None
     async with following as response:
         run_id = response.headers["X-Hermes-Run-Id"]
         async for frame in pieces(response):
             if frame.event == name:
-                assert asked is None, "one question, once"
-                asked = dict(frame.data)
+                assert request is None, "one question, once"
+                request = dict(frame.data)
                 if choice:
-                    answered = {"choice": choice, "approval_id": asked["approval_id"]}
-                    async with api.post(f"/v1/runs/{run_id}/approval", answered) as taken:
-                        assert (await told(taken))["resolved"] == 1
-    return run_id, asked
+                    decision = {"choice": choice, "approval_id": request["approval_id"]}
+                    async with api.post(f"/v1/runs/{run_id}/approval", decision) as answer:
+                        assert (await read_json(answer))["resolved"] == 1
+    return run_id, request
 
 
 async def on_record(api: Api, run_id: str) -> Json:
@@ -164,15 +164,15 @@ async def on_record(api: Api, run_id: str) -> Json:
 async def test_approval_choices_over_api(start: Start, surface: str, choice: str) -> None:
     api = await start(approval_timeout_seconds=30 if choice else 0.1)
     for session in ("hall", "attic"):
-        await told(await api.post("/api/sessions", {"id": session}), 201)
-    by, done, again, elsewhere = CHOICES[choice]
-    run_id, asked = await cleaned(api, surface, "hall", choice)
-    assert asked is not None and asked["choices"] == ["once", "session", "always", "deny"]
-    assert (api.app.home.workspace / "build").exists() is not done
-    found = await on_record(api, run_id)
-    assert (found["choice"], found["by"]) == (choice or "deny", by)
-    assert (found["approval_id"], found["surface"]) == (asked["approval_id"], "api" if choice else "")
+        await read_json(await api.post("/api/sessions", {"id": session}), 201)
+    by, result, again, elsewhere = CHOICES[choice]
+    run_id, request = await cleaned(api, surface, "hall", choice)
+    assert request is not None and request["choices"] == ["once", "session", "always", "deny"]
+    assert (api.app.home.workspace / "build").exists() is not result
+    record = await on_record(api, run_id)
+    assert (record["choice"], record["by"]) == (choice or "deny", by)
+    assert (record["approval_id"], record["surface"]) == (request["approval_id"], "api" if choice else "")
     for session, asks in (("hall", again), ("attic", elsewhere)):
-        run_id, asked = await cleaned(api, surface, session, choice and "deny")
-        assert (asked is not None) is asks is (api.app.home.workspace / "build").exists()
+        run_id, request = await cleaned(api, surface, session, choice and "deny")
+        assert (request is not None) is asks is (api.app.home.workspace / "build").exists()
         assert (await on_record(api, run_id))["by"] == (by if asks else "rule")

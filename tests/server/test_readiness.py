@@ -19,7 +19,7 @@ from hermes.server import readiness
 from hermes.store.base import StoreError
 from support.gateway import serving
 
-from .clients import eventually, told
+from .clients import eventually, read_json
 from .conftest import Api
 
 DATABASES = [("state_db", "state.db"), ("response_store", "response_store.db")]
@@ -37,20 +37,20 @@ async def looked_at(api: Api) -> tuple[int, dict[str, Any]]:
 
 @contextmanager
 def deleted(path: Path) -> Iterator[None]:
-    kept = path.with_name("kept")
-    path.rename(kept)
+    backup = path.with_name("kept")
+    path.rename(backup)
     yield
-    kept.rename(path)
+    backup.rename(path)
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[None]:
-    kept = path.with_name("kept")
-    os.link(path, kept)
+    backup = path.with_name("kept")
+    os.link(path, backup)
     shutil.copy(path, path.with_name("copy"))
     path.with_name("copy").replace(path)
     yield
-    kept.replace(path)
+    backup.replace(path)
 
 
 @contextmanager
@@ -95,16 +95,16 @@ def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "file"), DATABASES)
-@pytest.mark.parametrize(("cause", "words"), FILE_CAUSES)
+@pytest.mark.parametrize(("cause", "message"), FILE_CAUSES)
 async def test_replaced_database_is_not_ready(
-    api: Api, home_folder: Path, name: str, file: str, cause: Any, words: str
+    api: Api, home_folder: Path, name: str, file: str, cause: Any, message: str
 ) -> None:
     assert await looked_at(api) == (200, {})
     with cause(home_folder / file):
         status, errors = await looked_at(api)
-        assert (status, set(errors)) == (503, {name}) and words in errors[name], errors
+        assert (status, set(errors)) == (503, {name}) and message in errors[name], errors
         async with aiohttp.request("GET", f"{api.url}/health/ready") as response:
-            body = await told(response, 503)
+            body = await read_json(response, 503)
         assert body["readiness"]["checks"][name] == {"status": "degraded"}, "details are for admin keys"
     assert await looked_at(api) == (200, {})
 
@@ -178,6 +178,6 @@ async def test_readonly_disk_is_not_ready(tmp_path: Path) -> None:
         pid = gateway.process.pid
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         bad = (503, {"state_db", "response_store", "disk"})
-        assert await eventually(ready, lambda found: found == bad, timeout=20.0)
+        assert await eventually(ready, lambda value: value == bad, timeout=20.0)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
-        assert await eventually(ready, lambda found: found == (200, set()), timeout=20.0)
+        assert await eventually(ready, lambda value: value == (200, set()), timeout=20.0)

@@ -1,4 +1,4 @@
-"""One turn, told in five ways: plain, streamed, replayed and over a socket, all say the same."""
+"""One turn in five renderings, which must agree: plain, streamed, replayed, over a WebSocket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.model_server import Call, Reply
 
-from .clients import Frame, Json, chat_text, flat, function, stream_of, told, user
+from .clients import Frame, Json, chat_text, function, read_json, responses_tool, stream_of, user
 from .conftest import Api
 from .open_responses import event_faults, faults
 
@@ -40,31 +40,31 @@ CALLS: dict[str, tuple[str, Any]] = {
 
 def script(steps: list[Json], last: tuple[list[str], str]) -> list[Reply]:
     """The replies of a turn: rounds of server tools, then an answer, a client's call, or an answer cut short."""
-    made = []
+    replies = []
     for number, step in enumerate(steps):
         calls = [Call(*CALLS[name], id=f"call_{number}_{at}") for at, name in enumerate(step["calls"])]
-        made.append(Reply(text=step["text"], reasoning=step["reasoning"], tool_calls=calls, continues=False))
+        replies.append(Reply(text=step["text"], reasoning=step["reasoning"], tool_calls=calls, continues=False))
     text, way = last
     end = [Call("lamp", ['{"room": ', '"hall"}'], id="call_lamp")] if way == "lamp" else []
     finish = "length" if way == "length" else None
-    return [*made, Reply(text=text, reasoning="last thought", tool_calls=end, finish=finish, continues=False)]
+    return [*replies, Reply(text=text, reasoning="last thought", tool_calls=end, finish=finish, continues=False)]
 
 
 def timeless(response: Json) -> Json:
     """A response without what differs from one to the next: ids and times."""
-    kept = {name: value for name, value in response.items() if name not in ("id", "created_at", "completed_at")}
+    stable = {name: value for name, value in response.items() if name not in ("id", "created_at", "completed_at")}
     output = []
-    for item in kept["output"]:
-        shown = {name: value for name, value in item.items() if name != "id"}
-        if isinstance(shown.get("output"), list):
-            shown["output"] = "".join(part["text"] for part in shown["output"])
-        output.append(shown)
-    return {**kept, "output": output}
+    for item in stable["output"]:
+        fields = {name: value for name, value in item.items() if name != "id"}
+        if isinstance(fields.get("output"), list):
+            fields["output"] = "".join(part["text"] for part in fields["output"])
+        output.append(fields)
+    return {**stable, "output": output}
 
 
-def events_of(seen: list[Frame]) -> list[Json]:
-    assert seen[-1].data == "[DONE]"
-    events = [frame.data for frame in seen[:-1]]
+def events_of(frames: list[Frame]) -> list[Json]:
+    assert frames[-1].data == "[DONE]"
+    events = [frame.data for frame in frames[:-1]]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return events
 
@@ -74,42 +74,42 @@ async def in_all_ways(api: Api, replies: list[Reply]) -> None:
     chat = {**user("hi", tools=[LAMP], include_reasoning=True), **limit}
     api.model.script = list(replies)
     async with api.post("/v1/chat/completions", chat, headers=ALONE) as response:
-        plain = await told(response)
+        plain = await read_json(response)
     api.model.script = list(replies)
     async with api.post("/v1/chat/completions", {**chat, "stream": True}, headers=ALONE) as response:
         streamed = await stream_of(response)
     check_chat(plain["choices"][0], streamed, replies)
 
-    body = {"input": "hi", "tools": [flat(LAMP)], "reasoning": {"summary": "auto"}, **limit}
+    body = {"input": "hi", "tools": [responses_tool(LAMP)], "reasoning": {"summary": "auto"}, **limit}
     headers = {**ALONE, "X-Hermes-Tool-Items": "function"}
     api.model.script = list(replies)
     async with api.post("/v1/responses", body, headers=headers) as response:
-        made = await told(response)
-    assert faults("response object", made) == []
+        payload = await read_json(response)
+    assert faults("response object", payload) == []
     api.model.script = list(replies)
     async with api.post("/v1/responses", {**body, "stream": True}, headers=headers) as response:
-        seen = await stream_of(response)
-    events = events_of(seen)
+        frames = await stream_of(response)
+    events = events_of(frames)
     assert [fault for event in events for fault in event_faults(event)] == []
     final = events[-1]["response"]
-    assert timeless(final) == timeless(made)
-    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
-    assert done == final["output"]
+    assert timeless(final) == timeless(payload)
+    items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert items == final["output"]
     async with api.get(f"/v1/responses/{final['id']}?stream=true") as response:
-        assert await stream_of(response) == seen
-    async with api.get(f"/v1/responses/{made['id']}?stream=true") as response:
+        assert await stream_of(response) == frames
+    async with api.get(f"/v1/responses/{payload['id']}?stream=true") as response:
         again = events_of(await stream_of(response))
-    assert timeless(again[-1]["response"]) == timeless(made)
-    assert again[-1]["response"]["id"] == made["id"]
+    assert timeless(again[-1]["response"]) == timeless(payload)
+    assert again[-1]["response"]["id"] == payload["id"]
 
     api.model.script = list(replies)
     async with api.client.ws_connect(f"{api.url}/v1/responses", headers=headers) as socket:
         await socket.send_json({"type": "response.create", **body})
-        heard = [await socket.receive_json(timeout=20)]
-        while heard[-1]["type"] not in ("response.completed", "response.incomplete", "response.failed"):
-            heard.append(await socket.receive_json(timeout=20))
-    assert timeless(heard[-1]["response"]) == timeless(made)
-    assert folded(heard) == folded(events)
+        received = [await socket.receive_json(timeout=20)]
+        while received[-1]["type"] not in ("response.completed", "response.incomplete", "response.failed"):
+            received.append(await socket.receive_json(timeout=20))
+    assert timeless(received[-1]["response"]) == timeless(payload)
+    assert folded(received) == folded(events)
 
 
 def folded(events: list[Json]) -> list[str]:
@@ -139,10 +139,10 @@ def check_chat(choice: Json, streamed: list[Frame], replies: list[Reply]) -> Non
     plain = [{"id": c["id"], "arguments": c["function"]["arguments"]} for c in choice["message"].get("tool_calls", [])]
     assert list(calls.values()) == plain
     progress = [frame.data for frame in streamed if frame.event == "hermes.tool.progress"]
-    begun = [entry["toolCallId"] for entry in progress if entry["status"] == "running"]
+    tool_call_ids = [entry["toolCallId"] for entry in progress if entry["status"] == "running"]
     ended = [entry["toolCallId"] for entry in progress if entry["status"] == "completed"]
-    assert sorted(begun) == sorted(ended)
-    assert len(set(begun)) == len(begun)
+    assert sorted(tool_call_ids) == sorted(ended)
+    assert len(set(tool_call_ids)) == len(tool_call_ids)
 
 
 async def test_renderings_of_turn_agree_property(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

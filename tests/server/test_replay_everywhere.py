@@ -1,4 +1,4 @@
-"""A log has one text: whoever reads it, from wherever, live or later, gets the same bytes, or is told that it is gone."""
+"""Replay: every reader of a log gets the same bytes, live or later, from any position, or an error if it has expired."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Stream, refused, told, user
+from .clients import HeldModel, Stream, read_error, read_json, user
 from .conftest import Api, Start
 
 RUNS = "/v1/runs"
@@ -38,12 +38,12 @@ def long_turn() -> HeldModel:
     return HeldModel(Reply(text=WORDS, tool_calls=first), Reply(text=WORDS, tool_calls=second), Reply(text=WORDS))
 
 
-async def submitted(start: Start, held: HeldModel) -> tuple[Api, str]:
+async def submitted(start: Start, held_model: HeldModel) -> tuple[Api, str]:
     agent = {"delta_window_ms": 0, "api_max_retries": 0}
     keys = [{"name": "tablet", "key": TABLET, "scopes": ["chat", "runs"]}]
-    api = await start(settings={**held.settings, "agent": agent}, keys=keys)
+    api = await start(settings={**held_model.settings, "agent": agent}, keys=keys)
     async with api.post(RUNS, {"input": "hi"}) as response:
-        return api, (await told(response, 202))["run_id"]
+        return api, (await read_json(response, 202))["run_id"]
 
 
 async def blocks(response: aiohttp.ClientResponse) -> list[str]:
@@ -65,23 +65,23 @@ async def comes_back(
     api: Api, path: str, place: Callable[[str], dict[str, Any]], go_on: Callable[[], None]
 ) -> list[str]:
     """A reader whose connection is lost after every single event."""
-    seen: list[str] = []
-    while not seen or seen[-1] != CLOSED:
-        async with api.get(path, **(place(number_of(seen[-1])) if seen else {})) as response:
+    blocks: list[str] = []
+    while not blocks or blocks[-1] != CLOSED:
+        async with api.get(path, **(place(number_of(blocks[-1])) if blocks else {})) as response:
             block = await Stream(response).block()
         assert block is not None
-        seen.append(block)
+        blocks.append(block)
         go_on()
-    return seen
+    return blocks
 
 
 @pytest.mark.parametrize("place", PLACES)
 async def test_replay_after_every_disconnect_is_complete(start: Start, place: str) -> None:
-    async with long_turn() as held:
-        api, run_id = await submitted(start, held)
+    async with long_turn() as held_model:
+        api, run_id = await submitted(start, held_model)
         path = f"{RUNS}/{run_id}/events"
-        held.let(6)  # the pieces of calls, which are no events
-        whole, pieced = await asyncio.gather(stays(api, path), comes_back(api, path, PLACES[place], held.let))
+        held_model.release(6)  # the pieces of calls, which are no events
+        whole, pieced = await asyncio.gather(stays(api, path), comes_back(api, path, PLACES[place], held_model.release))
         assert whole == [*pieced, ""]
         assert len(pieced) > 60 and whole == await stays(api, path)
         for at, block in enumerate(pieced[:-1]):
@@ -90,24 +90,24 @@ async def test_replay_after_every_disconnect_is_complete(start: Start, place: st
 
 
 async def test_replay_is_owner_only_and_expires(start: Start) -> None:
-    async with long_turn() as held:
-        api, run_id = await submitted(start, held)
+    async with long_turn() as held_model:
+        api, run_id = await submitted(start, held_model)
         path, other = f"{RUNS}/{run_id}/events", {"Authorization": f"Bearer {TABLET}"}
-        await held.asked()
+        await held_model.wait_for_request()
         async with api.get(path, headers=other) as response:
-            await refused(response, 404, "run_not_found")
-        held.let_all()
+            await read_error(response, 404, "run_not_found")
+        held_model.release_all()
         last = (await stays(api, path))[-3]
         for place in PLACES.values():
-            asked = place(number_of(last))
-            async with api.get(path, **{**asked, "headers": {**asked.get("headers", {}), **other}}) as response:
-                await refused(response, 404, "run_not_found")
+            request = place(number_of(last))
+            async with api.get(path, **{**request, "headers": {**request.get("headers", {}), **other}}) as response:
+                await read_error(response, 404, "run_not_found")
         api.app.store.blocking.runs.sweep({"": 1000.0}, {"run": 0.0}, 1000, now=time.time() + 10)
         for place in PLACES.values():
             async with api.get(path, **place("0")) as response:
-                await refused(response, 410, "events_expired")
+                await read_error(response, 410, "events_expired")
         async with api.get(f"{RUNS}/{run_id}") as response:
-            assert (await told(response))["output"] == "".join(WORDS)
+            assert (await read_json(response))["output"] == "".join(WORDS)
 
 
 async def test_run_can_be_followed_while_it_is_recorded(api: Api, monkeypatch: Any) -> None:
@@ -123,15 +123,15 @@ async def test_run_can_be_followed_while_it_is_recorded(api: Api, monkeypatch: A
         return later
 
     async def look(run_id: str) -> Any:
-        found = await get(run_id)
+        run = await get(run_id)
         looked_for.set()
-        return found
+        return run
 
     monkeypatch.setattr(runs, "create", late(runs.create), raising=False)
     monkeypatch.setattr(runs, "append", late(runs.append), raising=False)
     monkeypatch.setattr(runs, "get", look, raising=False)
     coming = api.app.engine.creating
-    asked = asyncio.ensure_future(api.post("/v1/chat/completions", user("hi", stream=True)).__aenter__())
+    task = asyncio.ensure_future(api.post("/v1/chat/completions", user("hi", stream=True)).__aenter__())
     async with asyncio.timeout(20):
         while not coming:
             await asyncio.sleep(0.001)
@@ -139,5 +139,5 @@ async def test_run_can_be_followed_while_it_is_recorded(api: Api, monkeypatch: A
         async with api.get(f"/v1/runs/{run_id}/events") as response:
             assert response.status == 200, await response.text()
             assert "run.completed" in await response.text()
-        async with await asked as stream:
+        async with await task as stream:
             assert stream.headers["X-Hermes-Run-Id"] == run_id

@@ -36,11 +36,11 @@ class Model:
 
     def __init__(self, *, tokens: int = 10) -> None:
         self._reply = Reply(text="Hello.", usage={"input": tokens, "output": 1}, continues=False)
-        self.asked = self.at_work = self.most = 0
+        self.requests_seen = self.at_work = self.most = 0
         self.go = asyncio.Event()
 
     async def __call__(self, _: Request) -> Reply:
-        self.asked += 1
+        self.requests_seen += 1
         self.at_work += 1
         self.most = max(self.most, self.at_work)
         await self.go.wait()
@@ -114,9 +114,9 @@ async def test_requests_keep_to_rate_of_key(home_folder: Path, storage: Storage)
     model.go.set()
     async with limited_replicas(home_folder, model, storage, requests_per_minute=5) as server:
         asking = await clients(server, ASKED)
-        began = time.monotonic()
+        started_at = time.monotonic()
         counts = Counter(await asyncio.gather(*map(ask, asking)))
-        refilled = (time.monotonic() - began) * 5 / 60
+        refilled = (time.monotonic() - started_at) * 5 / 60
         assert 5 <= counts[200] <= 5 + refilled and counts[200] + counts[429] == ASKED
 
 
@@ -124,16 +124,16 @@ async def test_tokens_of_turn_count_at_other_replica_once_it_has_ended(home_fold
     model = Model(tokens=100_000)
     model.go.set()
     async with limited_replicas(home_folder, model, storage, tokens_per_minute=60_000) as server:
-        one, other = await clients(server, 2)
-        assert (await ask(one), await ask(other), await ask(one)) == (200, 429, 429)
-        assert model.asked == 1
+        first, other = await clients(server, 2)
+        assert (await ask(first), await ask(other), await ask(first)) == (200, 429, 429)
+        assert model.requests_seen == 1
 
 
 async def test_place_of_replica_that_died_is_free_again(home_folder: Path, storage: Storage) -> None:
     model = Model()
     async with limited_replicas(home_folder, model, storage, max_concurrent=1) as server:
-        one, other = await clients(server, 2)
-        lost = asyncio.create_task(ask(one, store=False))
+        first, other = await clients(server, 2)
+        lost = asyncio.create_task(ask(first, store=False))
         await until(lambda: model.at_work == 1)
         assert await ask(other) == 429
         await server.gateways[0].end()

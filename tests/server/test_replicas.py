@@ -36,8 +36,8 @@ def waiting(server: Replicas) -> int:
 
 async def test_submitted_runs_are_spread_and_bounded(home_folder: Path) -> None:
     async with two_replicas(home_folder, answer, bus={"max_inflight": 2}) as server:
-        one, other = await server.both()
-        runs = [await submitted(one, f"n{at}: w") for at in range(6)]
+        first, other = await server.both()
+        runs = [await submitted(first, f"n{at}: w") for at in range(6)]
         await until(lambda: sum(carriers(server).values()) == 4)
         assert carriers(server) == dict.fromkeys(server.pids, 2) and waiting(server) == 2
         server.go()
@@ -48,12 +48,12 @@ async def test_submitted_runs_are_spread_and_bounded(home_folder: Path) -> None:
 
 async def test_queued_runs_of_one_session_are_carried_out_in_order(home_folder: Path) -> None:
     async with two_replicas(home_folder, answer) as server:
-        one, other = await server.both()
-        await post(one, "/api/sessions", {"id": "s"}, 201)
+        first, other = await server.both()
+        await post(first, "/api/sessions", {"id": "s"}, 201)
         runs = []
         for at in range(4):
             body = {"input": f"Turn n{at}: c.", "session_id": "s"}
-            runs.append((await post((one, other)[at % 2], "/v1/runs", body, 202))["run_id"])
+            runs.append((await post((first, other)[at % 2], "/v1/runs", body, 202))["run_id"])
         for run_id in runs:
             await has_status(other, run_id, "completed")
         effects = (home_folder / "workspace" / "effects.txt").read_text().split()
@@ -67,11 +67,11 @@ async def test_queue_is_fair_between_owners(home_folder: Path) -> None:
     keys = [{"name": name, "key": key, "scopes": ["runs"]} for name, key in KEYS.items()]
     settings = {"bus": {"max_inflight": 1}, "api_server": {"keys": keys}}
     async with two_replicas(home_folder, answer, **settings) as server:
-        one, other = await server.both()
+        first, other = await server.both()
 
         async def submit(name: str, plan: str) -> str:
             headers = {"Authorization": f"Bearer {KEYS[name]}"}
-            async with one.post("/v1/runs", json={"input": f"Turn {plan}."}, headers=headers) as response:
+            async with first.post("/v1/runs", json={"input": f"Turn {plan}."}, headers=headers) as response:
                 assert response.status == 202
                 return str((await response.json())["run_id"])
 
@@ -87,9 +87,9 @@ async def test_queue_is_fair_between_owners(home_folder: Path) -> None:
             async with asyncio.timeout(SURELY_S):
                 while True:
                     async with other.get(f"/v1/runs/{run_id}", headers=headers) as response:
-                        found = (await response.json())["status"]
-                    assert found in ("queued", "running", "completed"), found
-                    if found == "completed":
+                        status = (await response.json())["status"]
+                    assert status in ("queued", "running", "completed"), status
+                    if status == "completed":
                         break
                     await asyncio.sleep(0.01)
             # What is another owner's is unknown, whichever replica carries it out.
@@ -102,7 +102,7 @@ async def test_queue_is_fair_between_owners(home_folder: Path) -> None:
         assert owners[:3] == ["alice", "alice", "bob"] and owners[-1] == "alice"
 
 
-async def test_owner_has_no_more_runs_than_its_key_allows_at_all_replicas(home_folder: Path) -> None:
+async def test_owner_run_limit_applies_across_replicas(home_folder: Path) -> None:
     keys = [{"name": name, "key": key, "scopes": ["runs"], "max_concurrent": 3} for name, key in KEYS.items()]
     async with two_replicas(home_folder, answer, api_server={"keys": keys}) as server:
         clients = await server.both()
@@ -115,8 +115,8 @@ async def test_owner_has_no_more_runs_than_its_key_allows_at_all_replicas(home_f
                     assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
                 return response.status
 
-        found = Counter(await asyncio.gather(*(submit(at) for at in range(12))))
-        assert found == {202: 3, 429: 9}
+        counts = Counter(await asyncio.gather(*(submit(at) for at in range(12))))
+        assert counts == {202: 3, 429: 9}
         headers = {"Authorization": f"Bearer {KEYS['bob']}"}
         async with clients[0].post("/v1/runs", json={"input": "Turn b: c."}, headers=headers) as response:
             assert response.status == 202
@@ -124,14 +124,14 @@ async def test_owner_has_no_more_runs_than_its_key_allows_at_all_replicas(home_f
 
 async def test_queued_run_is_stopped_through_any_replica(home_folder: Path) -> None:
     async with two_replicas(home_folder, answer, bus={"max_inflight": 1}) as server:
-        one, other = await server.both()
+        first, other = await server.both()
         for at in range(2):
-            await submitted(one, f"n{at}: w")
+            await submitted(first, f"n{at}: w")
         await until(lambda: sum(carriers(server).values()) == 2)
-        run_id = await submitted(one, "late: c")
+        run_id = await submitted(first, "late: c")
         assert (await get(other, f"/v1/runs/{run_id}"))["status"] == "queued"
         await post(other, f"/v1/runs/{run_id}/stop", {})
-        await has_status(one, run_id, "cancelled")
+        await has_status(first, run_id, "cancelled")
         assert b"run.cancelled" in await stream(other, f"/v1/runs/{run_id}/events")
 
 
@@ -139,11 +139,11 @@ async def test_queued_run_fails_after_its_waiting_time(home_folder: Path) -> Non
     # Long enough for the first two to be taken before it is over.
     settings = {"bus": {"max_inflight": 1}, "api_server": {"run_queue_seconds": 5}}
     async with two_replicas(home_folder, answer, **settings) as server:
-        one, other = await server.both()
+        first, other = await server.both()
         for at in range(2):
-            await submitted(one, f"n{at}: w")
+            await submitted(first, f"n{at}: w")
         await until(lambda: sum(carriers(server).values()) == 2)
-        run_id = await submitted(one, "late: c")
+        run_id = await submitted(first, "late: c")
         await has_status(other, run_id, "failed")
         assert b"session_busy" in await stream(other, f"/v1/runs/{run_id}/events")
 
@@ -151,39 +151,41 @@ async def test_queued_run_fails_after_its_waiting_time(home_folder: Path) -> Non
 async def readiness(client: object, wanted: str) -> Json:
     async with asyncio.timeout(SURELY_S):
         while True:
-            found: Json = (await get(client, "/health/detailed"))["readiness"]  # type: ignore[arg-type]
-            if found["checks"]["bus"]["status"] == wanted:
-                return found
+            readiness: Json = (await get(client, "/health/detailed"))["readiness"]  # type: ignore[arg-type]
+            if readiness["checks"]["bus"]["status"] == wanted:
+                return readiness
             await asyncio.sleep(0.05)
 
 
 async def test_replicas_go_on_while_nats_is_away(home_folder: Path) -> None:
     async with two_replicas(home_folder, answer) as server:
-        one, other = await server.both()
-        assert (await readiness(one, "ok"))["checks"]["bus"]["kind"] == "nats"
-        running = await submitted(one, "one: w/c")
+        first, other = await server.both()
+        assert (await readiness(first, "ok"))["checks"]["bus"]["kind"] == "nats"
+        running = await submitted(first, "one: w/c")
         await until((home_folder / "workspace" / "effects.txt").exists)
         _, readers = await server.client()
         async with readers.get(f"/v1/runs/{running}/events") as at_one:
             await has_seen(at_one, b"tool.started")
             server.nats.stop(forget=True)
-            found = (await readiness(other, "degraded"))["checks"]["bus"]
-            assert found["kind"] == "nats" and "out of reach" in found["error"]
+            bus = (await readiness(other, "degraded"))["checks"]["bus"]
+            assert bus["kind"] == "nats" and "out of reach" in bus["error"]
             late = await submitted(other, "two: w")
             await until(lambda: sum(carriers(server).values()) == 2)
             stopped = await submitted(other, "three: w")
             await until(lambda: sum(carriers(server).values()) == 3)
-            await post(one, f"/v1/runs/{stopped}/stop", {})
-            await has_status(one, stopped, "cancelled")
+            await post(first, f"/v1/runs/{stopped}/stop", {})
+            await has_status(first, stopped, "cancelled")
             server.go()
             await has_seen(at_one, b"run.completed")
-        for client in (one, other):
+        for client in (first, other):
             await has_status(client, late, "completed")
-            assert await stream(client, f"/v1/runs/{running}/events") == await stream(one, f"/v1/runs/{running}/events")
+            assert await stream(client, f"/v1/runs/{running}/events") == await stream(
+                first, f"/v1/runs/{running}/events"
+            )
         server.nats.start()
-        for client in (one, other):
+        for client in (first, other):
             await readiness(client, "ok")
-        again = await submitted(one, "four: c")
+        again = await submitted(first, "four: c")
         assert b"run.completed" in await stream(other, f"/v1/runs/{again}/events")
 
 
@@ -196,10 +198,10 @@ def slow_words() -> Handler:
 
 async def test_viewers_see_same_bytes_across_nats_restart(home_folder: Path) -> None:
     async with two_replicas(home_folder, slow_words()) as server:
-        one, other = await server.both()
-        run_id = (await post(one, "/v1/runs", {"input": "Count."}, 202))["run_id"]
+        first, other = await server.both()
+        run_id = (await post(first, "/v1/runs", {"input": "Count."}, 202))["run_id"]
         path = f"/v1/runs/{run_id}/events"
-        reading = [asyncio.ensure_future(stream(client, path)) for client in (one, other)]
+        reading = [asyncio.ensure_future(stream(client, path)) for client in (first, other)]
         await until(lambda: len(server.model.requests) == 1)
         await asyncio.sleep(0.5)
         server.nats.stop(forget=True)
@@ -217,15 +219,13 @@ REFUSED: list[tuple[str, Json, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("_", "bus", "code", "words"), REFUSED)
-async def test_bus_that_cannot_be_used_is_told_at_start(
-    home_folder: Path, _: str, bus: Json, code: int, words: str
-) -> None:
+@pytest.mark.parametrize(("_", "bus", "code", "message"), REFUSED)
+async def test_unusable_bus_is_reported_at_start(home_folder: Path, _: str, bus: Json, code: int, message: str) -> None:
     gateway = Gateway(home_folder, bus=bus)
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         await gateway.start()
-    assert await gateway.ended() == code
-    assert "hunter2" not in gateway.said and "Traceback" not in gateway.said
+    assert await gateway.wait_for_exit() == code
+    assert "hunter2" not in gateway.stderr_text and "Traceback" not in gateway.stderr_text
     # A server with a bus has a state file of its own, which goes with it.
     if (state_file := home_folder / "gateway_state.json").exists():
         state = json.loads(state_file.read_text())

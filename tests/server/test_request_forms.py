@@ -8,7 +8,17 @@ import pytest
 
 from support.model_server import Reply
 
-from .clients import Json, RawAnswer, Wire, check_envelope, check_headers, refused, sent, told, user
+from .clients import (
+    Json,
+    RawConnection,
+    RawResponse,
+    check_envelope,
+    check_headers,
+    read_error,
+    read_json,
+    sent_messages,
+    user,
+)
 from .conftest import KEY, Api, Start
 from .test_keys import ANNA, BEN, KEYS, bearer
 
@@ -33,7 +43,7 @@ EFFORTS: list[tuple[str, Json]] = [
 async def test_highest_reasoning_effort_of_model(start: Start, path: str, body: Json, model: str, level: str) -> None:
     api = await start(Reply(text="Hi."), model_routes={"thinker": {"model": model}}, ollama=True)
     async with api.post("/api/sessions", {"id": "mine"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     async with api.post(path, {**body, "model": "thinker"}) as response:
         assert response.status in (200, 202), await response.text()
     await api.model.until(lambda: bool(api.model.requests))
@@ -65,9 +75,9 @@ async def test_api_key_in_either_header(start: Start, headers: dict[str, str], o
     api.client.headers.popall("Authorization")
     async with api.get("/v1/capabilities", headers=headers) as response:
         if owner is not None:
-            assert (await told(response))["auth"]["owner"] == owner
+            assert (await read_json(response))["auth"]["owner"] == owner
             return
-        error = await refused(response, 401, "invalid_api_key")
+        error = await read_error(response, 401, "invalid_api_key")
         assert error["message"] == "Incorrect API key provided."
         assert response.headers["WWW-Authenticate"] == "Bearer"
 
@@ -75,9 +85,9 @@ async def test_api_key_in_either_header(start: Start, headers: dict[str, str], o
 # --- paths -----------------------------------------------------------------------------------------------------------
 
 
-async def raw(api: Api, method: str, target: str, body: Json | None = None, **headers: str) -> RawAnswer:
+async def raw(api: Api, method: str, target: str, body: Json | None = None, **headers: str) -> RawResponse:
     """The answer to a request whose target is sent as it stands."""
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.request(method, target, body, **headers)
         return await wire.answer()
 
@@ -87,7 +97,7 @@ async def test_extra_slashes_are_ignored(api: Api, path: str) -> None:
     api.model.script = [Reply(text="Hello.")]
     answer = await raw(api, "POST", path, user("hi"), Authorization=f"Bearer {KEY}")
     assert answer.status == 200 and answer.json["choices"][0]["message"]["content"] == "Hello."
-    assert [text for _, text in sent(api.model.requests[0])] == ["hi"]
+    assert [text for _, text in sent_messages(api.model.requests[0])] == ["hi"]
 
 
 @pytest.mark.parametrize(
@@ -122,11 +132,11 @@ async def test_extra_slashes_keep_query_and_owner_check(start: Start) -> None:
     api = await start(keys=KEYS)
     for name in ("one", "two"):
         async with api.post("/api/sessions//", {"id": name}, headers=bearer(ANNA)) as response:
-            await told(response, 201)
+            await read_json(response, 201)
     async with api.get("//api/sessions/?limit=1", headers=bearer(ANNA)) as response:
-        assert len((await told(response))["data"]) == 1
+        assert len((await read_json(response))["data"]) == 1
     async with api.get("/api//sessions/one/", headers=bearer(BEN)) as response:
-        await refused(response, 404, "session_not_found")
+        await read_error(response, 404, "session_not_found")
 
 
 # --- encodings -------------------------------------------------------------------------------------------------------
@@ -138,7 +148,7 @@ async def test_unsupported_content_encoding_names_supported(api: Api, path: str,
     headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
     # The magic number of zstd: bytes as a client would send them.
     async with api.client.post(api.url + path, data=b"\x28\xb5\x2f\xfd\x04\x00", headers=headers) as response:
-        message = (await refused(response, 415, "unsupported_media_type"))["message"]
+        message = (await read_error(response, 415, "unsupported_media_type"))["message"]
         assert encoding in message and "gzip or deflate, or uncompressed" in message
         assert response.headers["Accept-Encoding"] == "gzip, deflate"
 
@@ -148,46 +158,48 @@ async def test_unsupported_content_encoding_names_supported(api: Api, path: str,
 COUNT = "/v1/responses/input_tokens"
 
 
-async def counted(api: Api, **body: Any) -> int:
+async def input_tokens(api: Api, **body: Any) -> int:
     async with api.post(COUNT, body, headers=body.pop("headers", {})) as response:
-        found = await told(response)
-    assert found == {"object": "response.input_tokens", "input_tokens": found["input_tokens"]}
-    return int(found["input_tokens"])
+        payload = await read_json(response)
+    assert payload == {"object": "response.input_tokens", "input_tokens": payload["input_tokens"]}
+    return int(payload["input_tokens"])
 
 
 async def test_count_tokens_asks_no_model(api: Api) -> None:
-    few = await counted(api, input="hi")
-    words = "word " * 1000
+    few = await input_tokens(api, input="hi")
+    long_text = "word " * 1000
     longer = {
-        "input": await counted(api, input=words),
-        "items": await counted(api, input=[{"role": "user", "content": words}, {"role": "user", "content": "hi"}]),
-        "instructions": await counted(api, input="hi", instructions=words),
+        "input": await input_tokens(api, input=long_text),
+        "items": await input_tokens(
+            api, input=[{"role": "user", "content": long_text}, {"role": "user", "content": "hi"}]
+        ),
+        "instructions": await input_tokens(api, input="hi", instructions=long_text),
     }
     for name, tokens in longer.items():
         assert 800 < tokens - few < 2500, name
     brief, wordy = [
-        await counted(api, input="hi", tools=[{"type": "function", "name": "f", "description": description}])
-        for description in ("x", words)
+        await input_tokens(api, input="hi", tools=[{"type": "function", "name": "f", "description": description}])
+        for description in ("x", long_text)
     ]
     assert 800 < wordy - brief < 2500
     assert few > 500  # the agent's own prompt and tools are part of every request
-    assert await counted(api, input="hi", headers={"X-Hermes-Toolsets": "none"}) < few
+    assert await input_tokens(api, input="hi", headers={"X-Hermes-Toolsets": "none"}) < few
     assert api.model.requests == []
     for path in ("/api/sessions", "/v1/runs"):
         async with api.get(path) as response:
-            assert (await told(response))["data"] == []
+            assert (await read_json(response))["data"] == []
 
 
 async def test_count_tokens_includes_history(api: Api) -> None:
-    few = await counted(api, input="hi")
+    few = await input_tokens(api, input="hi")
     api.model.script = [Reply(text="word " * 1000)]
     headers = {"X-Hermes-Session-Id": "hall"}
     async with api.post("/v1/responses", {"input": "hi"}, headers=headers) as response:
-        made = await told(response)
-    assert await counted(api, input="hi", previous_response_id=made["id"]) > few + 800
-    assert await counted(api, input="hi", headers=headers) > few + 800
+        body = await read_json(response)
+    assert await input_tokens(api, input="hi", previous_response_id=body["id"]) > few + 800
+    assert await input_tokens(api, input="hi", headers=headers) > few + 800
     async with api.get("/api/sessions/hall/messages") as response:
-        assert (await told(response))["total"] == 2
+        assert (await read_json(response))["total"] == 2
     assert len(api.model.requests) == 1
 
 
@@ -195,7 +207,7 @@ async def test_count_tokens_over_window_does_not_compact(start: Start) -> None:
     settings = {"model": {"default": "m", "base_url": "http://127.0.0.1:9/v1", "context_length": 4096}}
     api = await start(settings=settings)
     history = [{"role": ("user", "assistant")[n % 2], "content": "word " * 300} for n in range(30)]
-    assert await counted(api, input=[*history, {"role": "user", "content": "hi"}]) > 4096
+    assert await input_tokens(api, input=[*history, {"role": "user", "content": "hi"}]) > 4096
 
 
 @pytest.mark.parametrize(
@@ -209,13 +221,13 @@ async def test_count_tokens_over_window_does_not_compact(start: Start) -> None:
 )
 async def test_count_tokens_rejects_invalid_requests(api: Api, body: Json, status: int, code: str) -> None:
     async with api.post(COUNT, body) as response:
-        await refused(response, status, code)
+        await read_error(response, status, code)
 
 
 async def test_count_tokens_of_foreign_session_is_404(start: Start) -> None:
     api = await start(keys=KEYS)
     async with api.post("/api/sessions", {"id": "hers"}, headers=bearer(ANNA)) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     headers = {**bearer(BEN), "X-Hermes-Session-Id": "hers"}
     async with api.post(COUNT, {"input": "hi"}, headers=headers) as response:
-        await refused(response, 404, "session_not_found")
+        await read_error(response, 404, "session_not_found")

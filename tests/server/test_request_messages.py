@@ -11,7 +11,7 @@ import pytest
 
 from support.model_server import Call, Reply, Request
 
-from .clients import Json, flat, function, refused, told, user
+from .clients import Json, function, read_error, read_json, responses_tool, user
 from .conftest import Api, Start
 
 CHAT = "/v1/chat/completions"
@@ -30,11 +30,11 @@ def file(name: str, data: str, kind: str = "text/plain") -> Json:
     return {"type": "file", "file": {"filename": name, "file_data": url}}
 
 
-def text(words: str) -> Json:
-    return {"type": "text", "text": words}
+def text(message: str) -> Json:
+    return {"type": "text", "text": message}
 
 
-def said(role: str, content: Any, **more: Any) -> Json:
+def chat_message(role: str, content: Any, **more: Any) -> Json:
     return {"role": role, "content": content, **more}
 
 
@@ -42,15 +42,15 @@ def call(call_id: str, room: str = "hall", name: str = "lamp") -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps({"room": room})}}
 
 
-def calls(*made: Json, content: str | None = None) -> Json:
-    return said("assistant", content, tool_calls=list(made))
+def calls(*tool_calls: Json, content: str | None = None) -> Json:
+    return chat_message("assistant", content, tool_calls=list(tool_calls))
 
 
 def output(call_id: str, content: Any) -> Json:
-    return said("tool", content, tool_call_id=call_id)
+    return chat_message("tool", content, tool_call_id=call_id)
 
 
-def got(request: Request) -> list[Json]:
+def model_messages(request: Request) -> list[Json]:
     """The messages that the model was given after the system prompt."""
     first, *rest = request.body["messages"]
     assert first["role"] == "system"
@@ -61,80 +61,104 @@ async def ask(api: Api, *messages: Json, **fields: Any) -> tuple[Json, str]:
     """The message that answers, and the session it was recorded in."""
     headers = fields.pop("headers", {})
     async with api.post(CHAT, {"messages": list(messages), **fields}, headers=headers) as response:
-        answer = await told(response)
+        answer = await read_json(response)
         return answer["choices"][0]["message"], response.headers["X-Hermes-Session-Id"]
 
 
 async def transcript(api: Api, session_id: str) -> list[tuple[str, Any]]:
     async with api.get(f"/api/sessions/{session_id}/messages") as response:
-        return [(row["role"], row["content"]) for row in (await told(response))["data"]]
+        return [(row["role"], row["content"]) for row in (await read_json(response))["data"]]
 
 
-def always(api: Api, words: str = "ok") -> None:
-    api.model.handler = lambda _: Reply(text=words, continues=False)
+def always(api: Api, message: str = "ok") -> None:
+    api.model.handler = lambda _: Reply(text=message, continues=False)
 
 
 # ---- nothing comes from elsewhere
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "gone"),
+    ("first", "second", "removed"),
     [
         (image("cat"), image("dog"), image("cat")["image_url"]["url"]),
         (file("a.txt", "milk"), file("a.txt", "bread"), "milk"),
         (file("a.txt", "milk"), file("b.txt", "milk"), "a.txt"),
     ],
 )
-async def test_different_image_or_file_is_other_conversation(api: Api, first: Json, second: Json, gone: str) -> None:
+async def test_different_image_or_file_is_other_conversation(api: Api, first: Json, second: Json, removed: str) -> None:
     always(api)
-    _, mine = await ask(api, said("user", [text("What is this?"), first]))
-    other = said("user", [text("What is this?"), second])
-    _, theirs = await ask(api, other, said("assistant", "ok"), said("user", "sure?"))
+    _, mine = await ask(api, chat_message("user", [text("What is this?"), first]))
+    other = chat_message("user", [text("What is this?"), second])
+    _, theirs = await ask(api, other, chat_message("assistant", "ok"), chat_message("user", "sure?"))
     assert theirs != mine
-    seen = got(api.model.requests[-1])
-    assert [message["role"] for message in seen] == ["user", "assistant", "user"]
-    assert gone not in json.dumps(seen)
+    messages = model_messages(api.model.requests[-1])
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert removed not in json.dumps(messages)
 
 
 async def test_repeated_image_binds_session_and_is_sent_once(api: Api) -> None:
     always(api)
-    question = said("user", [text("What is this?"), image("cat")])
+    question = chat_message("user", [text("What is this?"), image("cat")])
     _, first = await ask(api, question)
-    _, second = await ask(api, question, said("assistant", "ok"), said("user", "sure?"))
+    _, second = await ask(api, question, chat_message("assistant", "ok"), chat_message("user", "sure?"))
     assert second == first
-    assert got(api.model.requests[-1]) == [question, said("assistant", "ok"), said("user", "sure?")]
+    assert model_messages(api.model.requests[-1]) == [
+        question,
+        chat_message("assistant", "ok"),
+        chat_message("user", "sure?"),
+    ]
 
 
 async def test_redacted_tool_output_is_not_restored(api: Api) -> None:
     always(api)
-    question, asked = said("user", "who?"), calls(call("c1"))
-    _, first = await ask(api, question, asked, output("c1", "Ada, 555-1234"), tools=[LAMP])
-    rest = [said("assistant", "ok"), said("user", "and?")]
-    _, second = await ask(api, question, asked, output("c1", "[redacted]"), *rest, tools=[LAMP])
+    question, call_message = chat_message("user", "who?"), calls(call("c1"))
+    _, first = await ask(api, question, call_message, output("c1", "Ada, 555-1234"), tools=[LAMP])
+    rest = [chat_message("assistant", "ok"), chat_message("user", "and?")]
+    _, second = await ask(api, question, call_message, output("c1", "[redacted]"), *rest, tools=[LAMP])
     assert second != first
-    assert got(api.model.requests[-1]) == [question, asked, output("c1", "[redacted]"), *rest]
+    assert model_messages(api.model.requests[-1]) == [question, call_message, output("c1", "[redacted]"), *rest]
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        [said("user", "hi"), said("assistant", "ok")],
-        [said("user", "hi"), calls(call("c1"), content="one"), output("c1", "done"), said("assistant", "ok")],
-        [said("user", "hi"), calls(call("c2")), output("c2", "done"), said("assistant", "ok")],
-        [said("user", "hi"), calls(call("c1", "kitchen")), output("c1", "done"), said("assistant", "ok")],
-        [said("user", "hi"), calls(call("c1", name="horn")), output("c1", "done"), said("assistant", "ok")],
-        [said("user", "hi", name="bob"), calls(call("c1")), output("c1", "done"), said("assistant", "ok")],
+        [chat_message("user", "hi"), chat_message("assistant", "ok")],
+        [
+            chat_message("user", "hi"),
+            calls(call("c1"), content="one"),
+            output("c1", "done"),
+            chat_message("assistant", "ok"),
+        ],
+        [chat_message("user", "hi"), calls(call("c2")), output("c2", "done"), chat_message("assistant", "ok")],
+        [
+            chat_message("user", "hi"),
+            calls(call("c1", "kitchen")),
+            output("c1", "done"),
+            chat_message("assistant", "ok"),
+        ],
+        [
+            chat_message("user", "hi"),
+            calls(call("c1", name="horn")),
+            output("c1", "done"),
+            chat_message("assistant", "ok"),
+        ],
+        [
+            chat_message("user", "hi", name="bob"),
+            calls(call("c1")),
+            output("c1", "done"),
+            chat_message("assistant", "ok"),
+        ],
     ],
 )
 async def test_edited_history_is_used_as_sent(api: Api, changed: list[Json]) -> None:
     always(api)
-    before = [said("user", "hi"), calls(call("c1")), output("c1", "done")]
+    before = [chat_message("user", "hi"), calls(call("c1")), output("c1", "done")]
     _, first = await ask(api, *before, tools=[LAMP])
-    _, same = await ask(api, *before, said("assistant", "ok"), said("user", "more"), tools=[LAMP])
+    _, same = await ask(api, *before, chat_message("assistant", "ok"), chat_message("user", "more"), tools=[LAMP])
     assert same == first
-    _, other = await ask(api, *changed, said("user", "more"), tools=[LAMP])
+    _, other = await ask(api, *changed, chat_message("user", "more"), tools=[LAMP])
     assert other != first
-    assert got(api.model.requests[-1]) == [*changed, said("user", "more")]
+    assert model_messages(api.model.requests[-1]) == [*changed, chat_message("user", "more")]
 
 
 # ---- what the server did in between
@@ -142,18 +166,20 @@ async def test_edited_history_is_used_as_sent(api: Api, changed: list[Json]) -> 
 
 async def test_server_calls_are_restored_for_unique_conversation(api: Api) -> None:
     api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Tea."), Reply(text="Yes.")]
-    answer, first = await ask(api, said("user", "what?"))
+    answer, first = await ask(api, chat_message("user", "what?"))
     assert answer["content"] == "Tea."
-    _, second = await ask(api, said("user", "what?"), said("assistant", "Tea."), said("user", "sure?"))
+    _, second = await ask(
+        api, chat_message("user", "what?"), chat_message("assistant", "Tea."), chat_message("user", "sure?")
+    )
     assert second == first
-    seen = got(api.model.requests[-1])
-    assert [(m["role"], m["content"]) for m in seen if m["role"] != "tool"] == [
+    messages = model_messages(api.model.requests[-1])
+    assert [(m["role"], m["content"]) for m in messages if m["role"] != "tool"] == [
         ("user", "what?"),
         ("assistant", "Let me see."),
         ("assistant", "Tea."),
         ("user", "sure?"),
     ]
-    assert [m["tool_call_id"] for m in seen if m["role"] == "tool"] == ["call_todo"]
+    assert [m["tool_call_id"] for m in messages if m["role"] == "tool"] == ["call_todo"]
 
 
 async def test_server_calls_are_not_restored_for_ambiguous_conversation(api: Api) -> None:
@@ -161,11 +187,11 @@ async def test_server_calls_are_not_restored_for_ambiguous_conversation(api: Api
         *[Reply(tool_calls=[TODO]), Reply(text="Tea."), Reply(tool_calls=[TODO]), Reply(text="Tea.")],
         Reply(text="Yes."),
     ]
-    ids = [(await ask(api, said("user", "what?")))[1] for _ in range(2)]
-    messages = [said("user", "what?"), said("assistant", "Tea."), said("user", "sure?")]
+    ids = [(await ask(api, chat_message("user", "what?")))[1] for _ in range(2)]
+    messages = [chat_message("user", "what?"), chat_message("assistant", "Tea."), chat_message("user", "sure?")]
     _, third = await ask(api, *messages)
     assert third in ids
-    assert got(api.model.requests[-1]) == messages
+    assert model_messages(api.model.requests[-1]) == messages
 
 
 @pytest.mark.parametrize("keys", [("anna", "ben"), (None, None)])
@@ -175,18 +201,18 @@ async def test_server_calls_of_unstored_turns_are_private(api: Api, keys: tuple[
         api.model.script[1] = Reply(tool_calls=[TODO, HALL])
     headers = [{"X-Hermes-Session-Key": key} if key else {} for key in keys]
     for own in headers:
-        answer, _ = await ask(api, said("user", "light"), tools=[LAMP], store=False, headers=own)
-    messages = [said("user", "light"), answer, output("call_lamp", "on")]
+        answer, _ = await ask(api, chat_message("user", "light"), tools=[LAMP], store=False, headers=own)
+    messages = [chat_message("user", "light"), answer, output("call_lamp", "on")]
     await ask(api, *messages, tools=[LAMP], store=False, headers=headers[1])
-    assert "call_todo" not in str(got(api.model.requests[-1]))
+    assert "call_todo" not in str(model_messages(api.model.requests[-1]))
     if keys[0]:
         await ask(api, *messages, tools=[LAMP], store=False, headers=headers[0])
-        assert "call_todo" in str(got(api.model.requests[-1]))
+        assert "call_todo" in str(model_messages(api.model.requests[-1]))
 
 
 async def test_resent_outputs_find_server_calls(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), *[Reply(status=400)] * 2, Reply(text="Both done.")]
-    question = said("user", "tea and light")
+    question = chat_message("user", "tea and light")
     answer, _ = await ask(api, question, tools=[LAMP])
     body = {"messages": [question, answer, output("call_lamp", "on")], "tools": [LAMP]}
     for _ in range(2):
@@ -195,8 +221,8 @@ async def test_resent_outputs_find_server_calls(api: Api) -> None:
     answer, _ = await ask(api, *body["messages"], tools=[LAMP])
     assert answer["content"] == "Both done."
     for request in api.model.requests[1:]:
-        assert [m["role"] for m in got(request)] == ["user", "assistant", "tool", "tool"]
-        assert [m["tool_call_id"] for m in got(request)[2:]] == ["call_todo", "call_lamp"]
+        assert [m["role"] for m in model_messages(request)] == ["user", "assistant", "tool", "tool"]
+        assert [m["tool_call_id"] for m in model_messages(request)[2:]] == ["call_todo", "call_lamp"]
 
 
 @pytest.mark.parametrize(
@@ -211,106 +237,115 @@ async def test_resent_outputs_find_server_calls(api: Api) -> None:
 )
 async def test_repaired_call_is_matched_by_shown_form(api: Api, written: Call) -> None:
     api.model.script = [Reply(tool_calls=[TODO, written]), Reply(text="Both done.")]
-    question = said("user", "tea and light")
+    question = chat_message("user", "tea and light")
     answer, first = await ask(api, question, tools=[LAMP])
-    [shown] = answer["tool_calls"]
-    assert shown["function"]["name"] == "lamp"
-    assert "hall" in json.loads(shown["function"]["arguments"])["room"]
+    [call] = answer["tool_calls"]
+    assert call["function"]["name"] == "lamp"
+    assert "hall" in json.loads(call["function"]["arguments"])["room"]
     _, second = await ask(api, question, answer, output("call_lamp", "on"), tools=[LAMP])
     assert second == first
-    _, asked, *results = got(api.model.requests[-1])
+    _, message, *results = model_messages(api.model.requests[-1])
     assert [m["tool_call_id"] for m in results] == ["call_todo", "call_lamp"]
-    assert asked["tool_calls"][1] == shown
+    assert message["tool_calls"][1] == call
 
 
 async def test_non_json_number_in_arguments_is_rejected(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[Call("lamp", '{"room": NaN}', id="call_lamp")]), Reply(text="Sorry.")]
-    answer, _ = await ask(api, said("user", "light"), tools=[LAMP])
+    answer, _ = await ask(api, chat_message("user", "light"), tools=[LAMP])
     assert answer["content"] == "Sorry."
-    assert "not valid JSON" in got(api.model.requests[-1])[-1]["content"]
+    assert "not valid JSON" in model_messages(api.model.requests[-1])[-1]["content"]
 
 
 async def test_other_session_key_never_binds_conversation(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Tea."), Reply(text="Yes.")]
-    _, first = await ask(api, said("user", "what?"), headers={"X-Hermes-Session-Key": "ada"})
-    messages = [said("user", "what?"), said("assistant", "Tea."), said("user", "sure?")]
+    _, first = await ask(api, chat_message("user", "what?"), headers={"X-Hermes-Session-Key": "ada"})
+    messages = [chat_message("user", "what?"), chat_message("assistant", "Tea."), chat_message("user", "sure?")]
     _, second = await ask(api, *messages, headers={"X-Hermes-Session-Key": "bob"})
     assert second != first
-    assert got(api.model.requests[-1]) == messages
+    assert model_messages(api.model.requests[-1]) == messages
 
 
 # ---- orders of messages that are ordinary
 
 
 @pytest.mark.parametrize(
-    ("messages", "given"),
+    ("messages", "history"),
     [
-        ([calls(call("c1")), output("c1", "on"), said("user", "and?")], None),
-        ([calls(call("c1")), output("c1", "on"), said("user", "and?"), said("user", "well?")], None),
+        ([calls(call("c1")), output("c1", "on"), chat_message("user", "and?")], None),
+        ([calls(call("c1")), output("c1", "on"), chat_message("user", "and?"), chat_message("user", "well?")], None),
         (
-            [calls(call("c1")), said("user", "and?"), output("c1", "on")],
-            [calls(call("c1")), output("c1", "on"), said("user", "and?")],
+            [calls(call("c1")), chat_message("user", "and?"), output("c1", "on")],
+            [calls(call("c1")), output("c1", "on"), chat_message("user", "and?")],
         ),
-        ([said("user", "and?")], None),
-        ([said("assistant", "a"), said("assistant", "b"), said("user", "and?")], None),
-        ([calls(call("c1")), output("c1", "on"), calls(call("c1")), output("c1", "off"), said("user", "and?")], None),
+        ([chat_message("user", "and?")], None),
+        ([chat_message("assistant", "a"), chat_message("assistant", "b"), chat_message("user", "and?")], None),
+        (
+            [
+                calls(call("c1")),
+                output("c1", "on"),
+                calls(call("c1")),
+                output("c1", "off"),
+                chat_message("user", "and?"),
+            ],
+            None,
+        ),
     ],
 )
 @pytest.mark.parametrize("store", [True, False])
 async def test_usual_message_orders_are_accepted(
-    api: Api, messages: list[Json], given: list[Json] | None, store: bool
+    api: Api, messages: list[Json], history: list[Json] | None, store: bool
 ) -> None:
     always(api)
-    await ask(api, said("user", "light"), *messages, tools=[LAMP], store=store)
-    assert got(api.model.requests[-1]) == [said("user", "light"), *(given or messages)]
+    await ask(api, chat_message("user", "light"), *messages, tools=[LAMP], store=store)
+    assert model_messages(api.model.requests[-1]) == [chat_message("user", "light"), *(history or messages)]
 
 
 async def test_tool_result_and_user_message_together(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="Done.")]
-    question = said("user", "light")
+    question = chat_message("user", "light")
     answer, first = await ask(api, question, tools=[LAMP])
-    more = [output("call_lamp", "on"), said("user", "and be quick")]
+    more = [output("call_lamp", "on"), chat_message("user", "and be quick")]
     _, second = await ask(api, question, answer, *more, tools=[LAMP])
     assert second == first
-    assert [m["role"] for m in got(api.model.requests[-1])] == ["user", "assistant", "tool", "tool", "user"]
+    assert [m["role"] for m in model_messages(api.model.requests[-1])] == ["user", "assistant", "tool", "tool", "user"]
 
 
 async def test_dropped_client_call_is_not_required(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="Fine.")]
-    _, first = await ask(api, said("user", "light"), tools=[LAMP])
-    _, second = await ask(api, said("user", "light"), said("user", "never mind"), tools=[LAMP])
+    _, first = await ask(api, chat_message("user", "light"), tools=[LAMP])
+    _, second = await ask(api, chat_message("user", "light"), chat_message("user", "never mind"), tools=[LAMP])
     assert second != first
-    assert got(api.model.requests[-1]) == [said("user", "light"), said("user", "never mind")]
+    assert model_messages(api.model.requests[-1]) == [chat_message("user", "light"), chat_message("user", "never mind")]
 
 
 @pytest.mark.parametrize(
     ("rest", "code"),
     [
-        ([calls(call("c1")), said("user", "so?")], "tool_output_missing"),
-        ([calls(call("c1"), call("c2")), output("c1", "on"), said("user", "so?")], "tool_output_missing"),
+        ([calls(call("c1")), chat_message("user", "so?")], "tool_output_missing"),
+        ([calls(call("c1"), call("c2")), output("c1", "on"), chat_message("user", "so?")], "tool_output_missing"),
         ([output("c1", "on")], "tool_call_not_found"),
-        ([said("assistant", "a"), output("c1", "on")], "tool_call_not_found"),
+        ([chat_message("assistant", "a"), output("c1", "on")], "tool_call_not_found"),
     ],
 )
 @pytest.mark.parametrize("store", [True, False])
 async def test_unmatched_calls_and_outputs_are_named(api: Api, rest: list[Json], code: str, store: bool) -> None:
-    body = {"messages": [said("user", "light"), *rest], "tools": [LAMP], "store": store}
+    body = {"messages": [chat_message("user", "light"), *rest], "tools": [LAMP], "store": store}
     async with api.post(CHAT, body) as response:
-        await refused(response, 400, code, "tool_call_id")
+        await read_error(response, 400, code, "tool_call_id")
 
 
 async def test_named_session_accepts_known_history(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(status=400), Reply(text="Fine.")]
     named = {"headers": {"X-Hermes-Session-Id": "hall"}, "tools": [LAMP]}
-    question = said("user", "light")
+    question = chat_message("user", "light")
     answer, _ = await ask(api, question, **named)
     body = {"messages": [question, answer, output("call_lamp", "on")], "tools": [LAMP]}
     async with api.post(CHAT, body, headers=named["headers"]) as response:
         assert response.status == 502
-    answer, _ = await ask(api, *body["messages"], said("user", "and?"), **named)
+    answer, _ = await ask(api, *body["messages"], chat_message("user", "and?"), **named)
     assert answer["content"] == "Fine."
-    assert [m["role"] for m in got(api.model.requests[-1])][:3] == ["user", "assistant", "tool"]
-    assert got(api.model.requests[-1])[-1] == said("user", "and?")
+    assert [m["role"] for m in model_messages(api.model.requests[-1])][:3] == ["user", "assistant", "tool"]
+    assert model_messages(api.model.requests[-1])[-1] == chat_message("user", "and?")
 
 
 # ---- every part of a message
@@ -318,44 +353,44 @@ async def test_named_session_accepts_known_history(api: Api) -> None:
 
 async def test_files_of_earlier_messages_stay_in_place(api: Api) -> None:
     always(api)
-    question = said("user", [text("read"), file("a.txt", "milk"), file("b.bin", "\0x", "application/x-thing")])
-    _, session_id = await ask(api, question, said("assistant", "ok"), said("user", "more"))
-    asked, *rest = got(api.model.requests[-1])
-    assert rest == [said("assistant", "ok"), said("user", "more")]
-    words = [part["text"] for part in asked["content"]]
-    assert words[:2] == ["read", "File a.txt:\nmilk"]
-    assert f"{session_id}/b.bin" in words[2]
+    question = chat_message("user", [text("read"), file("a.txt", "milk"), file("b.bin", "\0x", "application/x-thing")])
+    _, session_id = await ask(api, question, chat_message("assistant", "ok"), chat_message("user", "more"))
+    message, *rest = model_messages(api.model.requests[-1])
+    assert rest == [chat_message("assistant", "ok"), chat_message("user", "more")]
+    texts = [part["text"] for part in message["content"]]
+    assert texts[:2] == ["read", "File a.txt:\nmilk"]
+    assert f"{session_id}/b.bin" in texts[2]
 
 
 @pytest.mark.parametrize("name", ["n" * 300 + ".bin", "ä" * 200 + ".bin", "n." + "b" * 300])
 async def test_long_file_name_is_shortened(api: Api, name: str) -> None:
     always(api)
-    await ask(api, said("user", [text("read"), file(name, "\0x", "application/x-thing")]))
-    path = got(api.model.requests[-1])[0]["content"][1]["text"].partition(" it is at ")[2].removesuffix(".")
+    await ask(api, chat_message("user", [text("read"), file(name, "\0x", "application/x-thing")]))
+    path = model_messages(api.model.requests[-1])[0]["content"][1]["text"].partition(" it is at ")[2].removesuffix(".")
     assert Path(path).read_bytes() == b"\0x"
     assert Path(path).suffix[:4] == name[name.rindex(".") :][:4]
 
 
 async def test_resent_file_binds_session(api: Api) -> None:
     always(api)
-    question = said("user", [text("read"), file("a.txt", "milk"), file("b.bin", "\0x", "application/x-thing")])
+    question = chat_message("user", [text("read"), file("a.txt", "milk"), file("b.bin", "\0x", "application/x-thing")])
     _, first = await ask(api, question)
-    _, second = await ask(api, question, said("assistant", "ok"), said("user", "more"))
+    _, second = await ask(api, question, chat_message("assistant", "ok"), chat_message("user", "more"))
     assert second == first
-    assert got(api.model.requests[1])[0] == got(api.model.requests[0])[0]
+    assert model_messages(api.model.requests[1])[0] == model_messages(api.model.requests[0])[0]
     assert [role for role, _ in await transcript(api, first)] == ["user", "assistant", "user", "assistant"]
     async with api.get(f"/api/sessions/{first}/files") as response:
-        assert [kept["name"] for kept in (await told(response))["data"]] == ["b.bin"]
+        assert [item["name"] for item in (await read_json(response))["data"]] == ["b.bin"]
 
 
 async def test_images_and_files_in_tool_outputs_reach_model(api: Api) -> None:
     always(api)
     content = [text("seen"), image("cat"), file("a.txt", "milk")]
-    asked = [said("user", "look"), calls(call("c1"))]
-    for rest in ([], [said("assistant", "ok"), said("user", "more")]):
-        await ask(api, *asked, output("c1", content), *rest, tools=[LAMP])
-        question, _, result, pictures, *_ = got(api.model.requests[-1])
-        assert question == asked[0]
+    history = [chat_message("user", "look"), calls(call("c1"))]
+    for rest in ([], [chat_message("assistant", "ok"), chat_message("user", "more")]):
+        await ask(api, *history, output("c1", content), *rest, tools=[LAMP])
+        question, _, result, pictures, *_ = model_messages(api.model.requests[-1])
+        assert question == history[0]
         assert result == output("c1", "seen\nFile a.txt:\nmilk")
         assert pictures["role"] == "user"
         assert image("cat") in pictures["content"]
@@ -379,10 +414,10 @@ async def test_images_and_files_in_response_outputs_reach_model(api: Api) -> Non
     later = [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "more"}]
     for rest in ([], later):
         for store in (True, False):
-            body = {"input": [*items, *rest], "tools": [flat(LAMP)], "store": store}
+            body = {"input": [*items, *rest], "tools": [responses_tool(LAMP)], "store": store}
             async with api.post("/v1/responses", body) as response:
-                await told(response)
-            question, _, result, pictures, *_ = got(api.model.requests[-1])
+                await read_json(response)
+            question, _, result, pictures, *_ = model_messages(api.model.requests[-1])
             assert "bread" in json.dumps(question)
             assert result == output("c1", "seen\nFile a.txt:\nmilk")
             assert image("cat") in pictures["content"]
@@ -395,27 +430,37 @@ def input_file(name: str, data: str) -> Json:
 async def test_message_names_and_reasoning_are_kept(api: Api) -> None:
     always(api)
     messages = [
-        said("user", "hi", name="ada"),
-        said("assistant", "hm", name="hal", reasoning_content="Let me think."),
-        said("user", "well?", name="bob"),
+        chat_message("user", "hi", name="ada"),
+        chat_message("assistant", "hm", name="hal", reasoning_content="Let me think."),
+        chat_message("user", "well?", name="bob"),
     ]
     _, session_id = await ask(api, *messages)
-    assert got(api.model.requests[-1]) == messages
-    await ask(api, said("user", "go on"), headers={"X-Hermes-Session-Id": session_id})
-    assert got(api.model.requests[-1]) == [*messages, said("assistant", "ok"), said("user", "go on")]
+    assert model_messages(api.model.requests[-1]) == messages
+    await ask(api, chat_message("user", "go on"), headers={"X-Hermes-Session-Id": session_id})
+    assert model_messages(api.model.requests[-1]) == [
+        *messages,
+        chat_message("assistant", "ok"),
+        chat_message("user", "go on"),
+    ]
 
 
 async def test_rejected_reasoning_is_dropped_and_named(api: Api) -> None:
     def answer(request: Request) -> Reply:
         if "reasoning_content" in json.dumps(request.body["messages"]):
-            words = "Additional properties are not allowed ('reasoning_content' was unexpected) - 'messages.2'"
-            return Reply(status=400, error={"message": words, "param": None, "code": None})
+            text = "Additional properties are not allowed ('reasoning_content' was unexpected) - 'messages.2'"
+            return Reply(status=400, error={"message": text, "param": None, "code": None})
         return Reply(text="ok", continues=False)
 
     api.model.handler = answer
-    body = {"messages": [said("user", "hi"), said("assistant", "hm", reasoning_content="so"), said("user", "well?")]}
+    body = {
+        "messages": [
+            chat_message("user", "hi"),
+            chat_message("assistant", "hm", reasoning_content="so"),
+            chat_message("user", "well?"),
+        ]
+    }
     async with api.post(CHAT, body) as response:
-        await told(response)
+        await read_json(response)
         assert "reasoning_content" in response.headers["X-Hermes-Ignored"]
 
 
@@ -426,16 +471,18 @@ async def test_reasoning_is_sent_to_providers_that_want_it(start: Start, model: 
     api = await start(model_routes={model: {"model": model}})
     always(api)
     history = [
-        said("user", "a"),
-        said("assistant", "b", reasoning_content="so"),
-        said("user", "c"),
-        said("assistant", "d"),
+        chat_message("user", "a"),
+        chat_message("assistant", "b", reasoning_content="so"),
+        chat_message("user", "c"),
+        chat_message("assistant", "d"),
     ]
-    body = {"messages": [*history, said("user", "e")], "model": model}
+    body = {"messages": [*history, chat_message("user", "e")], "model": model}
     async with api.post(CHAT, body) as response:
-        await told(response)
+        await read_json(response)
         ignored = response.headers.get("X-Hermes-Ignored", "")
-    assert [m.get("reasoning_content") for m in got(api.model.requests[-1]) if m["role"] == "assistant"] == sent
+    assert [
+        m.get("reasoning_content") for m in model_messages(api.model.requests[-1]) if m["role"] == "assistant"
+    ] == sent
     assert ("messages.reasoning_content" in ignored) == (sent == [None, None])
 
 
@@ -443,7 +490,7 @@ WANTS_REASONING = ["deepseek-chat", "deepseek-reasoner", "kimi-k2-thinking", "mo
 
 
 def reasoning_sent(request: Request) -> list[str | None]:
-    return [m.get("reasoning_content") for m in got(request) if m["role"] == "assistant"]
+    return [m.get("reasoning_content") for m in model_messages(request) if m["role"] == "assistant"]
 
 
 @pytest.mark.parametrize("model", WANTS_REASONING)
@@ -457,11 +504,11 @@ async def test_replayed_answers_have_reasoning_or_space(start: Start, model: str
         Reply(text="Three.", reasoning="Lit."),
         Reply(text="Four."),
     ]
-    _, session_id = await ask(api, said("user", "one"), model="m", tools=[LAMP])
+    _, session_id = await ask(api, chat_message("user", "one"), model="m", tools=[LAMP])
     there = {"headers": {"X-Hermes-Session-Id": session_id}, "model": "m", "tools": [LAMP]}
-    await ask(api, said("user", "two"), **there)
+    await ask(api, chat_message("user", "two"), **there)
     await ask(api, output("call_lamp", "on"), **there)
-    await ask(api, said("user", "four"), **there)
+    await ask(api, chat_message("user", "four"), **there)
     assert [reasoning_sent(request) for request in api.model.requests] == [
         [],
         ["Hm."],
@@ -476,10 +523,10 @@ async def test_response_chain_replays_reasoning(start: Start, model: str) -> Non
     api = await start(model_routes={"m": {"model": model}})
     api.model.script = [Reply(text="One."), Reply(text="Two.", reasoning="Hm."), Reply(text="Three.")]
     before = None
-    for words in ("one", "two", "three"):
-        body = {"input": words, "model": "m", "previous_response_id": before}
+    for question in ("one", "two", "three"):
+        body = {"input": question, "model": "m", "previous_response_id": before}
         async with api.post("/v1/responses", body) as response:
-            before = (await told(response))["id"]
+            before = (await read_json(response))["id"]
     assert [reasoning_sent(request) for request in api.model.requests] == [[], [" "], [" ", "Hm."]]
 
 
@@ -487,16 +534,22 @@ async def test_response_chain_replays_reasoning(start: Start, model: str) -> Non
 async def test_client_history_with_tools_gets_reasoning_everywhere(start: Start, model: str) -> None:
     api = await start(model_routes={"m": {"model": model}})
     always(api)
-    asked = {**calls(call("c1")), "reasoning_content": "Light it."}
-    history = [said("user", "a"), asked, output("c1", "on"), said("assistant", "b"), said("user", "c")]
+    call_message = {**calls(call("c1")), "reasoning_content": "Light it."}
+    history = [
+        chat_message("user", "a"),
+        call_message,
+        output("c1", "on"),
+        chat_message("assistant", "b"),
+        chat_message("user", "c"),
+    ]
     await ask(api, *history, model="m", tools=[LAMP])
     assert reasoning_sent(api.model.requests[-1]) == ["Light it.", " "]
 
 
 async def test_session_starts_with_its_client_history(api: Api) -> None:
     always(api)
-    picture = said("user", [text("look"), image("cat")])
-    _, session_id = await ask(api, picture, said("assistant", "A cat."), said("user", "sure?"))
+    picture = chat_message("user", [text("look"), image("cat")])
+    _, session_id = await ask(api, picture, chat_message("assistant", "A cat."), chat_message("user", "sure?"))
     assert await transcript(api, session_id) == [
         ("user", picture["content"]),
         ("assistant", "A cat."),
@@ -507,8 +560,10 @@ async def test_session_starts_with_its_client_history(api: Api) -> None:
 
 async def test_explicit_session_id_is_never_bound_again(api: Api) -> None:
     always(api)
-    await ask(api, said("user", "hi"), headers={"X-Hermes-Session-Id": "mine"})
-    _, session_id = await ask(api, *user("hi")["messages"], said("assistant", "ok"), said("user", "more"))
+    await ask(api, chat_message("user", "hi"), headers={"X-Hermes-Session-Id": "mine"})
+    _, session_id = await ask(
+        api, *user("hi")["messages"], chat_message("assistant", "ok"), chat_message("user", "more")
+    )
     assert session_id != "mine"
 
 
@@ -521,19 +576,22 @@ async def test_long_history_is_compacted_once_and_rows_stay(start: Start) -> Non
         return Reply(text="NOTES" if summary else "ok", continues=False)
 
     api = await start(handler=answer)
-    history = [said("user", "begin")]
+    history = [chat_message("user", "begin")]
     for n in range(40):
-        history += [said("assistant", f"answer {n} " + "x" * 3000), said("user", f"question {n} " + "y" * 3000)]
+        history += [
+            chat_message("assistant", f"answer {n} " + "x" * 3000),
+            chat_message("user", f"question {n} " + "y" * 3000),
+        ]
     _, first = await ask(api, *history)
     summaries = [r for r in api.model.requests if "Write notes" in json.dumps(r.body["messages"])]
     assert summaries
-    asked = len(summaries)
+    count = len(summaries)
     assert len(await transcript(api, first)) == len(history) + 1
-    _, second = await ask(api, *history, said("assistant", "ok"), said("user", "go on"))
+    _, second = await ask(api, *history, chat_message("assistant", "ok"), chat_message("user", "go on"))
     assert second == first
     summaries = [r for r in api.model.requests if "Write notes" in json.dumps(r.body["messages"])]
-    assert len(summaries) == asked
-    assert "NOTES" in json.dumps(got(api.model.requests[-1]))
+    assert len(summaries) == count
+    assert "NOTES" in json.dumps(model_messages(api.model.requests[-1]))
     # Another beginning is another conversation, and gets notes of its own.
-    await ask(api, said("user", "other"), *history[1:])
-    assert len([r for r in api.model.requests if "Write notes" in json.dumps(r.body["messages"])]) > asked
+    await ask(api, chat_message("user", "other"), *history[1:])
+    assert len([r for r in api.model.requests if "Write notes" in json.dumps(r.body["messages"])]) > count

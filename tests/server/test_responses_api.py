@@ -11,11 +11,21 @@ import pytest
 from hermes.agent import decisions
 from support.model_server import Call, ModelServer, Reply
 
-from .clients import HeldModel, Json, flat, function, offered, refused, sent, system_of, told
+from .clients import (
+    HeldModel,
+    Json,
+    function,
+    read_error,
+    read_json,
+    responses_tool,
+    sent_messages,
+    system_of,
+    tool_names,
+)
 from .conftest import PROVIDER_KEY, Api, Start
 
 PATH = "/v1/responses"
-LAMP = flat(function("lamp", room={"type": "string"}))
+LAMP = responses_tool(function("lamp", room={"type": "string"}))
 TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
 HALL = Call("lamp", {"room": "hall"}, id="call_lamp")
 NO_USAGE = {
@@ -45,12 +55,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def create(api: Api, input: Any = "hi", headers: dict[str, str] | None = None, **fields: Any) -> Json:
     """A response that is made without a stream."""
     async with api.post(PATH, {"input": input, **fields}, headers=headers) as response:
-        return await told(response)
+        return await read_json(response)
 
 
 async def fetch(api: Api, response_id: str) -> Json:
     async with api.get(f"{PATH}/{response_id}") as response:
-        return await told(response)
+        return await read_json(response)
 
 
 def text_of(response: Json) -> str:
@@ -67,23 +77,23 @@ def message(role: str, text: str) -> Json:
 
 async def test_response_has_every_key(api: Api) -> None:
     api.model.script = [Reply(text=["Do", "ne."], usage={"input": 812, "output": 9, "cached": 640, "reasoning": 4})]
-    made = await create(api)
-    assert await fetch(api, made["id"]) == made
-    assert re.fullmatch(r"resp_[0-9a-f]+", made.pop("id"))
-    assert made.pop("completed_at") >= made.pop("created_at") > 1_700_000_000
-    (item,) = made.pop("output")
+    response = await create(api)
+    assert await fetch(api, response["id"]) == response
+    assert re.fullmatch(r"resp_[0-9a-f]+", response.pop("id"))
+    assert response.pop("completed_at") >= response.pop("created_at") > 1_700_000_000
+    (item,) = response.pop("output")
     assert item.pop("id").startswith("msg_")
     content = [{"type": "output_text", "text": "Done.", "annotations": [], "logprobs": []}]
     expected = {"type": "message", "status": "completed", "role": "assistant", "phase": "final_answer"}
     assert item == {**expected, "content": content}
-    assert made.pop("usage") == {
+    assert response.pop("usage") == {
         "input_tokens": 812,
         "output_tokens": 9,
         "total_tokens": 821,
         "input_tokens_details": {"cached_tokens": 640, "cache_write_tokens": 0},
         "output_tokens_details": {"reasoning_tokens": 4},
     }
-    assert made == DEFAULTS
+    assert response == DEFAULTS
 
 
 ECHOED: Json = {
@@ -97,8 +107,8 @@ ECHOED: Json = {
 
 async def test_request_parameters_are_echoed(api: Api) -> None:
     api.model.script = [Reply(text="Done.")]
-    made = await create(api, **ECHOED)
-    assert {name: made.get(name) for name in ECHOED} == ECHOED
+    response = await create(api, **ECHOED)
+    assert {name: response.get(name) for name in ECHOED} == ECHOED
     body = api.model.requests[0].body
     for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
         assert body[name] == ECHOED[name]
@@ -115,7 +125,7 @@ async def test_ignored_parameters_are_named(api: Api) -> None:
     api.model.script = [Reply(text="Done.")]
     body = {"input": "x", "include": ["file_search_call.results"], "hologram": 1}
     async with api.post(PATH, body) as response:
-        await told(response)
+        await read_json(response)
         assert {"hologram", "file_search_call.results"} <= set(
             re.split(r", ?|include[.:\[]|\]", response.headers["X-Hermes-Ignored"])
         ) or "include" in response.headers["X-Hermes-Ignored"]
@@ -140,10 +150,15 @@ async def test_server_tool_call_output_and_text_items(api: Api) -> None:
 
 async def test_each_text_item_has_phase(api: Api) -> None:
     api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Done.")]
-    made = await create(api)
-    assert [item["type"] for item in made["output"]] == ["message", "function_call", "function_call_output", "message"]
-    assert [item["phase"] for item in made["output"] if item["type"] == "message"] == ["commentary", "final_answer"]
-    assert len({item["id"] for item in made["output"]}) == 4
+    response = await create(api)
+    assert [item["type"] for item in response["output"]] == [
+        "message",
+        "function_call",
+        "function_call_output",
+        "message",
+    ]
+    assert [item["phase"] for item in response["output"] if item["type"] == "message"] == ["commentary", "final_answer"]
+    assert len({item["id"] for item in response["output"]}) == 4
 
 
 @pytest.mark.parametrize(
@@ -156,10 +171,10 @@ async def test_each_text_item_has_phase(api: Api) -> None:
 )
 async def test_server_tool_item_form_is_configurable(api: Api, header: str, types: list[str]) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Done."), Reply(text="Next.")]
-    made = await create(api, headers={"X-Hermes-Tool-Items": header})
-    assert [item["type"] for item in made["output"]] == types
+    response = await create(api, headers={"X-Hermes-Tool-Items": header})
+    assert [item["type"] for item in response["output"]] == types
     if header == "mcp":
-        item = made["output"][0]
+        item = response["output"][0]
         assert item["id"].startswith("mcp_")
         known = {
             "server_label": "hermes",
@@ -171,8 +186,14 @@ async def test_server_tool_item_form_is_configurable(api: Api, header: str, type
         assert {name: item[name] for name in known} == known
         assert json.loads(item["output"])["counts"]["pending"] == 1
     # What the model remembers is the same in all three.
-    await create(api, "next", previous_response_id=made["id"])
-    assert [role for role, _ in sent(api.model.requests[-1])] == ["user", "assistant", "tool", "assistant", "user"]
+    await create(api, "next", previous_response_id=response["id"])
+    assert [role for role, _ in sent_messages(api.model.requests[-1])] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
 
 
 @pytest.mark.parametrize("headers", [{"User-Agent": "OpenAI/Python 2"}, {"X-Stainless-Lang": "js"}])
@@ -185,39 +206,41 @@ async def test_strict_clients_see_server_tools_as_mcp_calls(api: Api, headers: d
 @pytest.mark.parametrize("name", ["Lamp", "lamp_tool", "functions.lamp"])
 async def test_client_call_with_repaired_name_is_one_open_item(api: Api, name: str) -> None:
     api.model.script = [Reply(tool_calls=[Call(name, {"room": "hall"}, id="call_lamp")])]
-    made = await create(api, "light", tools=[LAMP])
-    assert [(item["type"], item["name"]) for item in made["output"]] == [("function_call", "lamp")]
+    response = await create(api, "light", tools=[LAMP])
+    assert [(item["type"], item["name"]) for item in response["output"]] == [("function_call", "lamp")]
 
 
 async def test_client_tool_call_stays_open_and_output_continues(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="It is on.")]
-    made = await create(api, "light", tools=[LAMP])
-    assert made["status"] == "completed"
-    assert [item["type"] for item in made["output"]] == ["mcp_call", "function_call"]
-    call = made["output"][-1]
+    created = await create(api, "light", tools=[LAMP])
+    assert created["status"] == "completed"
+    assert [item["type"] for item in created["output"]] == ["mcp_call", "function_call"]
+    call = created["output"][-1]
     assert (call["call_id"], json.loads(call["arguments"])) == ("call_lamp", {"room": "hall"})
     output = {"type": "function_call_output", "call_id": "call_lamp", "output": "done"}
-    async with api.post(PATH, {"input": "never mind", "previous_response_id": made["id"], "tools": [LAMP]}) as response:
-        await refused(response, 400, "tool_output_missing")
-    again = await create(api, [output], previous_response_id=made["id"], tools=[LAMP])
+    async with api.post(
+        PATH, {"input": "never mind", "previous_response_id": created["id"], "tools": [LAMP]}
+    ) as response:
+        await read_error(response, 400, "tool_output_missing")
+    again = await create(api, [output], previous_response_id=created["id"], tools=[LAMP])
     assert text_of(again) == "It is on."
     results = {m["tool_call_id"] for m in api.model.requests[1].body["messages"] if m["role"] == "tool"}
     assert results == {"call_todo", "call_lamp"}
-    assert again["previous_response_id"] == made["id"]
+    assert again["previous_response_id"] == created["id"]
 
 
 async def test_outputs_with_whole_transcript_sent_back(api: Api) -> None:
     api.model.script = [Reply(reasoning="Hm.", tool_calls=[HALL]), Reply(text="It is on.")]
-    made = await create(api, "light", tools=[LAMP], store=False, reasoning={"summary": "auto"})
-    assert [item["type"] for item in made["output"]] == ["reasoning", "function_call"]
+    response = await create(api, "light", tools=[LAMP], store=False, reasoning={"summary": "auto"})
+    assert [item["type"] for item in response["output"]] == ["reasoning", "function_call"]
     output = {
         "type": "function_call_output",
         "call_id": "call_lamp",
         "output": [{"type": "input_text", "text": "done"}],
     }
-    again = await create(api, [message("user", "light"), *made["output"], output], tools=[LAMP], store=False)
+    again = await create(api, [message("user", "light"), *response["output"], output], tools=[LAMP], store=False)
     assert text_of(again) == "It is on."
-    assert [(role, text) for role, text in sent(api.model.requests[1]) if role != "assistant"] == [
+    assert [(role, text) for role, text in sent_messages(api.model.requests[1]) if role != "assistant"] == [
         ("user", "light"),
         ("tool", "done"),
     ]
@@ -227,11 +250,16 @@ async def test_output_items_can_be_sent_back_unchanged(api: Api) -> None:
     api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Done."), Reply(text="Next.")]
     for form in ("function", "mcp"):
         api.model.script = [Reply(text="Let me see.", tool_calls=[TODO]), Reply(text="Done."), Reply(text="Next.")]
-        made = await create(api, "one", headers={"X-Hermes-Tool-Items": form})
-        await create(api, [message("user", "one"), *made["output"], message("user", "two")])
-        seen = sent(api.model.requests[-1])
-        assert [text for role, text in seen if role in ("user", "assistant")] == ["one", "Let me see.", "Done.", "two"]
-        assert [role for role, _ in seen] == ["user", "assistant", "tool", "assistant", "user"]
+        response = await create(api, "one", headers={"X-Hermes-Tool-Items": form})
+        await create(api, [message("user", "one"), *response["output"], message("user", "two")])
+        messages = sent_messages(api.model.requests[-1])
+        assert [text for role, text in messages if role in ("user", "assistant")] == [
+            "one",
+            "Let me see.",
+            "Done.",
+            "two",
+        ]
+        assert [role for role, _ in messages] == ["user", "assistant", "tool", "assistant", "user"]
 
 
 async def test_system_items_join_system_prompt(api: Api) -> None:
@@ -239,36 +267,38 @@ async def test_system_items_join_system_prompt(api: Api) -> None:
     items = [message("system", "Speak as a pirate."), message("developer", "Be brief."), "hello"]
     await create(api, items, instructions="Be kind.")
     system = system_of(api.model.requests[0])
-    assert all(words in system for words in ("Speak as a pirate.", "Be brief.", "Be kind."))
-    assert sent(api.model.requests[0]) == [("user", "hello")]
+    assert all(instruction in system for instruction in ("Speak as a pirate.", "Be brief.", "Be kind."))
+    assert sent_messages(api.model.requests[0]) == [("user", "hello")]
 
 
 async def test_item_reference_by_id(api: Api) -> None:
     api.model.script = [Reply(text="Four."), Reply(text="I did.")]
-    made = await create(api, "two and two?")
-    await create(api, [{"type": "item_reference", "id": made["output"][0]["id"]}, message("user", "did you say that?")])
-    assert sent(api.model.requests[1]) == [("assistant", "Four."), ("user", "did you say that?")]
+    response = await create(api, "two and two?")
+    await create(
+        api, [{"type": "item_reference", "id": response["output"][0]["id"]}, message("user", "did you say that?")]
+    )
+    assert sent_messages(api.model.requests[1]) == [("assistant", "Four."), ("user", "did you say that?")]
 
 
 async def test_referenced_items_are_read_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     api.model.script = [Reply(text="One.", continues=False), Reply(text="Two.", continues=False), Reply(text="Fine.")]
     ids = [(await create(api, "x"))["output"][0]["id"] for _ in range(2)]
-    added = await told(await api.post("/v1/conversations", {"items": [message("user", "kept")]}))
-    kept = await told(await api.get(f"/v1/conversations/{added['id']}/items"))
-    ids.append(kept["data"][0]["id"])
+    added = await read_json(await api.post("/v1/conversations", {"items": [message("user", "kept")]}))
+    body = await read_json(await api.get(f"/v1/conversations/{added['id']}/items"))
+    ids.append(body["data"][0]["id"])
     reads: list[Any] = []
     store = type(api.context.stored_responses)
     find = store.find_items
 
-    async def counted(self: Any, item_ids: Any, owner: str) -> Any:
+    async def record_reads(self: Any, item_ids: Any, owner: str) -> Any:
         reads.append(item_ids)
         return await find(self, item_ids, owner)
 
-    monkeypatch.setattr(store, "find_items", counted)
-    await create(api, [{"type": "item_reference", "id": one} for one in ids * 50])
+    monkeypatch.setattr(store, "find_items", record_reads)
+    await create(api, [{"type": "item_reference", "id": item_id} for item_id in ids * 50])
     assert len(reads) == 1
-    said = "".join(text for _, text in sent(api.model.requests[-1]))
-    assert [said.count(word) for word in ("One.", "Two.", "kept")] == [50, 50, 50]
+    text = "".join(text for _, text in sent_messages(api.model.requests[-1]))
+    assert [text.count(word) for word in ("One.", "Two.", "kept")] == [50, 50, 50]
 
 
 # ---- reasoning
@@ -297,13 +327,13 @@ async def test_encrypted_reasoning_round_trip(start: Start) -> None:
         route = {"base_url": f"{model.url}/v1", "api_mode": "codex_responses", "api_key": PROVIDER_KEY}
         api = await start(settings={"model": {"default": "gpt-5", **route}})
         model.script = [Reply(text="Four.", reasoning="Two and two.", encrypted="c3RhdGU="), Reply(text="Five.")]
-        made = await create(api, "2+2", include=["reasoning.encrypted_content"], store=False)
-        sealed = made["output"][0]["encrypted_content"]
+        response = await create(api, "2+2", include=["reasoning.encrypted_content"], store=False)
+        sealed = response["output"][0]["encrypted_content"]
         assert sealed
         assert "c3RhdGU=" not in sealed
-        await create(api, [message("user", "2+2"), *made["output"], message("user", "and 1?")], store=False)
+        await create(api, [message("user", "2+2"), *response["output"], message("user", "and 1?")], store=False)
         assert "c3RhdGU=" in str(model.requests[1].body["input"])
-        assert [text for role, text in sent(model.requests[1])] == ["2+2", "Four.", "and 1?"]
+        assert [text for role, text in sent_messages(model.requests[1])] == ["2+2", "Four.", "and 1?"]
 
 
 # ---- chains
@@ -318,7 +348,7 @@ async def test_ten_turn_chain_sends_each_message_once(api: Api) -> None:
     expected = []
     for number in range(10):
         expected += [("user", f"question {number}?")]
-        assert sent(api.model.requests[number]) == expected
+        assert sent_messages(api.model.requests[number]) == expected
         expected += [("assistant", f"answer {number}.")]
 
 
@@ -328,7 +358,7 @@ async def test_chain_carries_session_and_instructions(api: Api) -> None:
     for fields in ({"instructions": "Be a pirate."}, {}, {"instructions": ""}, {}):
         body = {"input": "x", **fields, **({"previous_response_id": previous} if previous else {})}
         async with api.post(PATH, body) as response:
-            previous = (await told(response))["id"]
+            previous = (await read_json(response))["id"]
             sessions.append(response.headers["X-Hermes-Session-Id"])
             history = response.headers["X-Hermes-History"]
     assert len(set(sessions)) == 1
@@ -341,27 +371,33 @@ async def test_continuing_from_earlier_response_forks_session(api: Api) -> None:
     first = await create(api, "one")
     second = await create(api, "two", previous_response_id=first["id"])
     async with api.post(PATH, {"input": "other two", "previous_response_id": first["id"]}) as response:
-        branch = await told(response)
+        branch = await read_json(response)
         forked = response.headers["X-Hermes-Session-Id"]
-    assert sent(api.model.requests[2]) == [("user", "one"), ("assistant", "answer 0."), ("user", "other two")]
+    assert sent_messages(api.model.requests[2]) == [("user", "one"), ("assistant", "answer 0."), ("user", "other two")]
     async with api.post(PATH, {"input": "three", "previous_response_id": second["id"]}) as response:
-        await told(response)
+        await read_json(response)
         assert response.headers["X-Hermes-Session-Id"] != forked
-    assert [text for _, text in sent(api.model.requests[3])] == ["one", "answer 0.", "two", "answer 1.", "three"]
+    assert [text for _, text in sent_messages(api.model.requests[3])] == [
+        "one",
+        "answer 0.",
+        "two",
+        "answer 1.",
+        "three",
+    ]
     api.model.script = [Reply(text="answer 4.")]
     await create(api, "other three", previous_response_id=branch["id"])
     expected = ["one", "answer 0.", "other two", "answer 2.", "other three"]
-    assert [text for _, text in sent(api.model.requests[4])] == expected
+    assert [text for _, text in sent_messages(api.model.requests[4])] == expected
 
 
 async def test_chain_of_other_session_is_conflict(api: Api) -> None:
     api.model.script = [Reply(text="a"), Reply(text="b")]
-    made = await create(api, headers={"X-Hermes-Session-Id": "hall"})
-    body = {"input": "x", "previous_response_id": made["id"]}
+    created = await create(api, headers={"X-Hermes-Session-Id": "hall"})
+    body = {"input": "x", "previous_response_id": created["id"]}
     async with api.post(PATH, body, headers={"X-Hermes-Session-Id": "garden"}) as response:
-        await refused(response, 400, "session_conflict")
+        await read_error(response, 400, "session_conflict")
     async with api.post(PATH, body, headers={"X-Hermes-Session-Id": "hall"}) as response:
-        await told(response)
+        await read_json(response)
 
 
 async def test_named_conversation_continues_and_restarts_when_response_is_gone(api: Api) -> None:
@@ -369,40 +405,40 @@ async def test_named_conversation_continues_and_restarts_when_response_is_gone(a
     await create(api, "one", conversation="kitchen")
     second = await create(api, "two", conversation="kitchen")
     assert second["conversation"] == {"id": "kitchen"}
-    assert len(sent(api.model.requests[1])) == 3
+    assert len(sent_messages(api.model.requests[1])) == 3
     await create(api, "aside", conversation="kitchen", store=False)
     async with api.delete(f"{PATH}/{second['id']}") as response:
-        assert await told(response) == {"id": second["id"], "object": "response", "deleted": True}
+        assert await read_json(response) == {"id": second["id"], "object": "response", "deleted": True}
     await create(api, "three", conversation="kitchen")
-    assert sent(api.model.requests[3]) == [("user", "three")]
+    assert sent_messages(api.model.requests[3]) == [("user", "three")]
 
 
 async def test_given_history_is_used_only_without_chain(api: Api) -> None:
     api.model.script = [Reply(text=f"answer {number}.", continues=False) for number in range(3)]
     history = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "so?"}]
     first = await create(api, "one", conversation_history=history)
-    assert [text for _, text in sent(api.model.requests[0])] == ["before", "so?", "one"]
+    assert [text for _, text in sent_messages(api.model.requests[0])] == ["before", "so?", "one"]
     await create(api, "two", conversation_history=history, previous_response_id="resp_unknown")
-    assert [text for _, text in sent(api.model.requests[1])] == ["before", "so?", "two"]
+    assert [text for _, text in sent_messages(api.model.requests[1])] == ["before", "so?", "two"]
     other = [{"role": "user", "content": "made up"}]
     await create(api, "three", conversation_history=other, previous_response_id=first["id"])
-    assert [text for _, text in sent(api.model.requests[2])] == ["before", "so?", "one", "answer 0.", "three"]
+    assert [text for _, text in sent_messages(api.model.requests[2])] == ["before", "so?", "one", "answer 0.", "three"]
 
 
 async def test_store_false_leaves_nothing(api: Api) -> None:
     api.model.script = [Reply(text="a", continues=False)] * 2
-    made = await create(api, store=False)
-    assert made["store"] is False
-    for path in (f"{PATH}/{made['id']}", f"{PATH}/{made['id']}/input_items"):
+    created = await create(api, store=False)
+    assert created["store"] is False
+    for path in (f"{PATH}/{created['id']}", f"{PATH}/{created['id']}/input_items"):
         async with api.get(path) as response:
-            await refused(response, 404, "response_not_found")
-    async with api.post(PATH, {"input": "x", "previous_response_id": made["id"]}) as response:
-        await refused(response, 404, "previous_response_not_found", "previous_response_id")
+            await read_error(response, 404, "response_not_found")
+    async with api.post(PATH, {"input": "x", "previous_response_id": created["id"]}) as response:
+        await read_error(response, 404, "previous_response_not_found", "previous_response_id")
     async with api.get("/api/sessions") as response:
-        assert (await told(response))["data"] == []
+        assert (await read_json(response))["data"] == []
     await create(api, store=False, headers={"X-Hermes-Session-Id": "hall"})
     async with api.get("/api/sessions") as response:
-        assert [session["id"] for session in (await told(response))["data"]] == ["hall"]
+        assert [session["id"] for session in (await read_json(response))["data"]] == ["hall"]
 
 
 async def test_truncation_auto_cuts_long_history(api: Api) -> None:
@@ -410,8 +446,8 @@ async def test_truncation_auto_cuts_long_history(api: Api) -> None:
     history = [{"role": ("user", "assistant")[n % 2], "content": f"m{n}"} for n in range(150)]
     for truncation, count in (("auto", 101), (None, 151), ("disabled", 151)):
         await create(api, "last", conversation_history=history, truncation=truncation)
-        assert len(sent(api.model.requests[-1])) == count
-        assert sent(api.model.requests[-1])[-2:] == [("assistant", "m149"), ("user", "last")]
+        assert len(sent_messages(api.model.requests[-1])) == count
+        assert sent_messages(api.model.requests[-1])[-2:] == [("assistant", "m149"), ("user", "last")]
 
 
 async def test_truncation_keeps_calls_with_results(api: Api) -> None:
@@ -431,15 +467,15 @@ async def test_truncation_disabled_overflow_is_error(api: Api) -> None:
     error = {"code": "context_length_exceeded", "message": "This model's maximum context length is 10 tokens."}
     api.model.script = [Reply(status=400, error=error)]
     async with api.post(PATH, {"input": "x", "truncation": "disabled"}) as response:
-        await refused(response, 400, "context_length_exceeded")
+        await read_error(response, 400, "context_length_exceeded")
     assert len(api.model.requests) == 1
 
 
 async def test_max_tool_calls_forces_answer(api: Api) -> None:
-    api.model.handler = lambda request: Reply(tool_calls=[TODO]) if offered(request) else Reply(text="Enough.")
-    made = await create(api, max_tool_calls=2)
-    assert [item["type"] for item in made["output"]].count("function_call") == 2
-    assert text_of(made) == "Enough."
+    api.model.handler = lambda request: Reply(tool_calls=[TODO]) if tool_names(request) else Reply(text="Enough.")
+    response = await create(api, max_tool_calls=2)
+    assert [item["type"] for item in response["output"]].count("function_call") == 2
+    assert text_of(response) == "Enough."
 
 
 # ---- ends that are not good
@@ -465,7 +501,7 @@ async def test_failure_without_text_is_http_error_and_stored(
 ) -> None:
     api.model.handler = lambda _: reply
     async with api.post(PATH, {"input": "x"}) as response:
-        error = await refused(response, status, kind)
+        error = await read_error(response, status, kind)
         assert response.headers["x-should-retry"] == "false"
     stored = await fetch(api, error["hermes"]["response_id"])
     assert (stored["status"], stored["completed_at"], stored["output"]) == ("failed", None, [])
@@ -482,11 +518,15 @@ async def test_failure_without_text_is_http_error_and_stored(
 )
 async def test_truncated_answer_is_incomplete(api: Api, reply: Reply, fields: Json, reason: str) -> None:
     api.model.handler = lambda _: reply
-    made = await create(api, **fields)
-    assert (made["status"], made["incomplete_details"], made["error"]) == ("incomplete", {"reason": reason}, None)
-    assert made["completed_at"] is None
-    assert (text_of(made), made["output"][-1]["status"]) == ("Half", "incomplete")
-    assert await fetch(api, made["id"]) == made
+    response = await create(api, **fields)
+    assert (response["status"], response["incomplete_details"], response["error"]) == (
+        "incomplete",
+        {"reason": reason},
+        None,
+    )
+    assert response["completed_at"] is None
+    assert (text_of(response), response["output"][-1]["status"]) == ("Half", "incomplete")
+    assert await fetch(api, response["id"]) == response
 
 
 async def test_agent_exception_is_reported_and_stored(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,7 +535,7 @@ async def test_agent_exception_is_reported_and_stored(api: Api, monkeypatch: pyt
 
     monkeypatch.setattr(api.adapter, "_run_agent", broken)
     async with api.post(PATH, {"input": "x"}) as response:
-        error = await refused(response, 500, "agent_error")
+        error = await read_error(response, 500, "agent_error")
     assert "it broke" in error["message"]
     stored = await fetch(api, error["hermes"]["response_id"])
     assert (stored["status"], stored["error"]["type"]) == ("failed", "agent_error")
@@ -505,14 +545,14 @@ async def test_structured_output_is_checked(api: Api) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     form = {"type": "json_schema", "name": "number", "strict": True, "schema": schema}
     api.model.script = [Reply(text="five", continues=False), Reply(text='{"n": 5}', continues=False)]
-    made = await create(api, text={"format": form})
-    assert text_of(made) == '{"n": 5}'
-    assert made["text"]["format"]["type"] == "json_schema"
+    response = await create(api, text={"format": form})
+    assert text_of(response) == '{"n": 5}'
+    assert response["text"]["format"]["type"] == "json_schema"
 
 
 async def test_usage_is_null_until_end(start: Start) -> None:
     async with HeldModel(Reply(text="Done.")) as model:
         api = await start(settings=model.settings)
-        made = await create(api, background=True)
-        assert (made["status"], made["usage"], made["completed_at"]) == ("queued", NO_USAGE, None)
-        model.let_all()
+        response = await create(api, background=True)
+        assert (response["status"], response["usage"], response["completed_at"]) == ("queued", NO_USAGE, None)
+        model.release_all()

@@ -11,20 +11,20 @@ import pytest
 from hermes.core.spec import RunSpec
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, flat, function, refused, told
+from .clients import HeldModel, Json, function, read_error, read_json, responses_tool
 from .conftest import PROVIDER_KEY, Api, Start
 
 PATH = "/v1/responses"
-LAMP = flat(function("lamp", room={"type": "string"}))
+LAMP = responses_tool(function("lamp", room={"type": "string"}))
 TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
 HALL = Call("lamp", {"room": "hall"}, id="call_lamp")
 OUTPUT = {"type": "function_call_output", "call_id": "call_lamp", "output": "on"}
 
 
-async def ask(api: Api, given: Any, after: Json | None = None, status: int = 200, **fields: Any) -> Json:
-    body = {"input": given, "tools": [LAMP], **({"previous_response_id": after["id"]} if after else {}), **fields}
+async def ask(api: Api, input_items: Any, after: Json | None = None, status: int = 200, **fields: Any) -> Json:
+    body = {"input": input_items, "tools": [LAMP], **({"previous_response_id": after["id"]} if after else {}), **fields}
     async with api.post(PATH, body) as response:
-        return await told(response, status)
+        return await read_json(response, status)
 
 
 def roles(api: Api) -> list[str]:
@@ -57,19 +57,19 @@ async def test_call_of_chain_can_be_sent_with_its_output(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="On."), Reply(text="Yes, on.")]
     first = await ask(api, "light")
     call = next(item for item in first["output"] if item["type"] == "function_call")
-    for given in ([call, OUTPUT], [call, OUTPUT, user("and?")]):
-        await ask(api, given, first)
+    for input_items in ([call, OUTPUT], [call, OUTPUT, user("and?")]):
+        await ask(api, input_items, first)
         assert roles(api)[:4] == ["user", "assistant", "tool", "tool"]
-        assert roles(api)[4:] == ["user"] * (len(given) - 2)
+        assert roles(api)[4:] == ["user"] * (len(input_items) - 2)
 
 
-def named(way: str, given: Any, before: list[Json]) -> tuple[str, Json, Json]:
+def named(way: str, item: Any, before: list[Json]) -> tuple[str, Json, Json]:
     """A request that says in one of several ways where it goes on: path, body, headers."""
     header = {"X-Hermes-Session-Id": "hall"}
     if way == "chat":
-        output = {"role": "tool", "tool_call_id": given["call_id"], "content": given["output"]}
+        output = {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
         return "/v1/chat/completions", {"messages": [*before, output], "tools": [function("lamp")]}, header
-    body = {"input": [given], "tools": [LAMP]}
+    body = {"input": [item], "tools": [LAMP]}
     return PATH, body | ({"conversation": "hall"} if way == "conversation" else {}), header if way == "header" else {}
 
 
@@ -86,23 +86,23 @@ async def test_outputs_can_be_resent_in_named_session(api: Api, way: str, ends: 
     fields: Json = {"conversation": "hall"} if way == "conversation" else {}
     headers = {} if way == "conversation" else {"X-Hermes-Session-Id": "hall"}
     async with api.post(PATH, {"input": "light", "tools": [LAMP], **fields}, headers=headers) as response:
-        await told(response)
+        await read_json(response)
         session_id = response.headers["X-Hermes-Session-Id"]
     call = {"id": "call_lamp", "type": "function", "function": {"name": "lamp", "arguments": '{"room": "hall"}'}}
     before = [user("light"), {"role": "assistant", "content": None, "tool_calls": [call]}]
     for output, status in (("on", ends.status if ends.status == 200 else 502), ("on", 200), ("dimmed", 200)):
         path, body, more = named(way, {**OUTPUT, "output": output}, before)
         async with api.post(path, body, headers=more) as response:
-            await told(response, status)
+            await read_json(response, status)
             assert response.headers["X-Hermes-Session-Id"] == session_id
         assert roles(api) == ["user", "assistant", "tool", "tool"]
         assert api.model.requests[-1].body["messages"][-1]["content"] == output
     async with api.post(PATH, {"input": "thanks", **fields}, headers=headers) as response:
-        await told(response)
+        await read_json(response)
     assert roles(api) == ["user", "assistant", "tool", "tool", "assistant", "user"]
     async with api.get(f"/api/sessions/{session_id}/messages") as response:
-        shown = [row["content"] for row in (await told(response))["data"]]
-    assert shown[-4:] == ["dimmed", "Fine.", "thanks", "Bye."]
+        contents = [row["content"] for row in (await read_json(response))["data"]]
+    assert contents[-4:] == ["dimmed", "Fine.", "thanks", "Bye."]
 
 
 @pytest.mark.parametrize("way", ["plain", "stream", "background", "websocket"])
@@ -140,7 +140,7 @@ async def test_outputs_cannot_be_resent_after_new_user_message(api: Api) -> None
     await ask(api, [OUTPUT], conversation="hall")
     await ask(api, "thanks", conversation="hall")
     async with api.post(PATH, {"input": [OUTPUT], "conversation": "hall", "tools": [LAMP]}) as response:
-        await refused(response, 400, "tool_call_not_found", "tool_call_id")
+        await read_error(response, 400, "tool_call_not_found", "tool_call_id")
 
 
 async def test_branch_ignores_calls_open_elsewhere(api: Api) -> None:
@@ -157,10 +157,10 @@ async def test_branch_does_not_wait_for_running_turn(start: Start) -> None:
         api = await start(Reply(text="Hello."), Reply(text="two"), session_wait_seconds=0, model_routes=routes)
         first = await ask(api, "hi")
         running = asyncio.create_task(ask(api, "a", first, model="slow"))
-        await slow.asked()
+        await slow.wait_for_request()
         assert "two" in json.dumps((await ask(api, "b", first))["output"])
         assert roles(api) == ["user", "assistant", "user"]
-        slow.let_all()
+        slow.release_all()
         assert "one" in json.dumps((await running)["output"])
 
 
@@ -170,12 +170,12 @@ async def test_branch_does_not_wait_for_unrecorded_turn(start: Start, way: str) 
     first = await ask(api, "hi")
     [record] = await api.app.engine.list()
     other = RunSpec(user_message="a", session_id=record.spec.session_id)
-    held = await api.app.engine.admit(other)
+    admission = await api.app.engine.admit(other)
     try:
         async with asyncio.timeout(20):  # less than a turn may wait for its session
             assert "two" in await root_spec(api, way, {"input": "b", "previous_response_id": first["id"]})
     finally:
-        await held.release()
+        await admission.release()
     assert roles(api) == ["user", "assistant", "user"]
     runs = {run.spec.user_message: run.spec.session_id for run in await api.app.engine.list()}
     assert runs["hi"] != runs["b"]
@@ -186,18 +186,18 @@ async def test_branch_waits_only_for_its_own_response(start: Start) -> None:
         routes = {"slow": {"model": "slow", "base_url": f"{slow.url}/v1", "api_key": PROVIDER_KEY}}
         api = await start(Reply(text="two", continues=False), model_routes=routes)
         first = await ask(api, "hi", model="slow", background=True)
-        await slow.asked()
+        await slow.wait_for_request()
         [record] = await api.app.engine.list()
         other = RunSpec(user_message="a", session_id=record.spec.session_id)
         waiting = asyncio.create_task(api.app.engine.admit(other))
         branch = asyncio.create_task(ask(api, "b", first))
-        slow.let_all()
-        held = await waiting  # the session's next turn, which does not end
+        slow.release_all()
+        admission = await waiting  # the session's next turn, which does not end
         try:
             async with asyncio.timeout(20):
                 assert "two" in json.dumps((await branch)["output"])
         finally:
-            await held.release()
+            await admission.release()
         assert roles(api) == ["user", "assistant", "user"]
 
 
@@ -214,17 +214,17 @@ async def root_spec(api: Api, way: str, body: Json) -> str:
         assert response.status == 200, await response.text()
         if way != "background":
             return str(await response.text())
-        queued = await told(response)
+        queued = await read_json(response)
     async with api.get(f"{PATH}/{queued['id']}?stream=true") as response:
         return str(await response.text())
 
 
-@pytest.mark.parametrize("given", [[user("and?"), OUTPUT], [OUTPUT, user("and?")], [OUTPUT, user("so?"), user("and?")]])
-async def test_user_message_may_precede_or_follow_outputs(api: Api, given: list[Json]) -> None:
+@pytest.mark.parametrize("items", [[user("and?"), OUTPUT], [OUTPUT, user("and?")], [OUTPUT, user("so?"), user("and?")]])
+async def test_user_message_may_precede_or_follow_outputs(api: Api, items: list[Json]) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="On.")]
     first = await ask(api, "light")
-    await ask(api, given, first)
-    assert roles(api) == ["user", "assistant", "tool", *["user"] * (len(given) - 1)]
+    await ask(api, items, first)
+    assert roles(api) == ["user", "assistant", "tool", *["user"] * (len(items) - 1)]
 
 
 async def test_outputs_are_checked_against_referenced_response(api: Api) -> None:
@@ -237,10 +237,10 @@ async def test_outputs_are_checked_against_referenced_response(api: Api) -> None
         ({"input": [OUTPUT]}, "tool_call_not_found"),
     ):
         async with api.post(PATH, {**body, "tools": [LAMP]}) as response:
-            await refused(response, 400, code, "tool_call_id")
+            await read_error(response, 400, code, "tool_call_id")
     wrong = {"input": [OUTPUT], "previous_response_id": first["id"], "background": True}
     async with api.post(PATH, wrong) as response:
-        await refused(response, 400, "tool_call_not_found", "tool_call_id")
+        await read_error(response, 400, "tool_call_not_found", "tool_call_id")
 
 
 async def test_background_branch_starts_at_referenced_response(api: Api) -> None:
@@ -266,7 +266,7 @@ async def test_superseded_response_is_kept_and_can_be_continued(api: Api) -> Non
 async def compaction(api: Api) -> Json:
     api.model.script = [Reply(text="They spoke of tea.")]
     async with api.post(f"{PATH}/compact", {"model": "hermes-agent", "input": "tea?"}) as response:
-        item: Json = (await told(response))["output"][0]
+        item: Json = (await read_json(response))["output"][0]
     return item
 
 
@@ -285,9 +285,9 @@ ORDERS = [
 async def test_any_items_may_surround_output(api: Api, order: str) -> None:
     summary = await compaction(api)
     api.model.script = [Reply(text="Kept.", continues=False), Reply(tool_calls=[HALL]), Reply(text="On.")]
-    kept = await ask(api, [{"type": "message", "role": "user", "content": "earlier"}])
-    async with api.get(f"{PATH}/{kept['id']}/input_items") as response:
-        [item] = (await told(response))["data"]
+    answer = await ask(api, [{"type": "message", "role": "user", "content": "earlier"}])
+    async with api.get(f"{PATH}/{answer['id']}/input_items") as response:
+        [item] = (await read_json(response))["data"]
     first = await ask(api, "light")
     items: dict[str, Json] = {
         "output": OUTPUT,
@@ -300,8 +300,8 @@ async def test_any_items_may_surround_output(api: Api, order: str) -> None:
     _, question, call, *rest = api.model.requests[-1].body["messages"]
     assert (question["content"], call["tool_calls"][0]["id"]) == ("light", "call_lamp")
     assert rest[0] == {"role": "tool", "tool_call_id": "call_lamp", "content": "on"}
-    words = {"user": "and?", "reference": "earlier", "compaction": "Summary of the conversation so far:"}
-    expected = [words[name] for name in order.split() if name in words]
+    texts = {"user": "and?", "reference": "earlier", "compaction": "Summary of the conversation so far:"}
+    expected = [texts[name] for name in order.split() if name in texts]
     assert [message["content"].partition("\n")[0] for message in rest[1:]] == expected
 
 
@@ -309,10 +309,12 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "lamp", "arguments": "
 ANSWER = {"role": "assistant", "content": "Hello."}
 
 
-@pytest.mark.parametrize("given", [[ANSWER], [user("hi"), ANSWER], [user("hi"), CALL], "summary", "summary after"])
-async def test_input_without_user_message_is_rejected(api: Api, given: Any) -> None:
-    if isinstance(given, str):
+@pytest.mark.parametrize(
+    "input_items", [[ANSWER], [user("hi"), ANSWER], [user("hi"), CALL], "summary", "summary after"]
+)
+async def test_input_without_user_message_is_rejected(api: Api, input_items: Any) -> None:
+    if isinstance(input_items, str):
         summary = await compaction(api)
-        given = [summary] if given == "summary" else [user("hi"), ANSWER, summary]
-    async with api.post(PATH, {"input": given, "tools": [LAMP]}) as response:
-        await refused(response, 400, "missing_user_message", "input")
+        input_items = [summary] if input_items == "summary" else [user("hi"), ANSWER, summary]
+    async with api.post(PATH, {"input": input_items, "tools": [LAMP]}) as response:
+        await read_error(response, 400, "missing_user_message", "input")

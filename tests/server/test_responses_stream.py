@@ -22,17 +22,17 @@ from .clients import (
     Stream,
     check_envelope,
     eventually,
-    flat,
     frames,
     function,
-    refused,
+    read_error,
+    read_json,
+    responses_tool,
     stream_of,
-    told,
 )
 from .conftest import Api, Start
 
 PATH = "/v1/responses"
-LAMP = flat(function("lamp", room={"type": "string"}))
+LAMP = responses_tool(function("lamp", room={"type": "string"}))
 TODO = Call("todo", {"todos": [{"id": "1", "content": "tea", "status": "pending"}]}, id="call_todo")
 HALL = Call("lamp", ['{"room": ', '"hall"}'], id="call_lamp")
 LIVES = ("created", "queued", "in_progress", "completed", "failed", "incomplete")
@@ -52,23 +52,23 @@ async def streamed(api: Api, input: Any = "hi", headers: dict[str, str] | None =
         return events(await stream_of(response))
 
 
-def events(seen: list[Frame], first: int = 0) -> list[Json]:
+def events(frames: list[Frame], first: int = 0) -> list[Json]:
     """The payloads of frames that are numbered without a gap and end as they should."""
-    assert seen[-1].data == "[DONE]"
-    assert seen[-1].event is None
-    made = [frame.data for frame in seen[:-1]]
-    assert [frame.event for frame in seen[:-1]] == [event["type"] for event in made]
-    assert [frame.id for frame in seen] == [None] * len(seen)
-    assert [event["sequence_number"] for event in made] == list(range(first, first + len(made)))
-    return made
+    assert frames[-1].data == "[DONE]"
+    assert frames[-1].event is None
+    events = [frame.data for frame in frames[:-1]]
+    assert [frame.event for frame in frames[:-1]] == [event["type"] for event in events]
+    assert [frame.id for frame in frames] == [None] * len(frames)
+    assert [event["sequence_number"] for event in events] == list(range(first, first + len(events)))
+    return events
 
 
-def types(made: list[Json]) -> list[str]:
-    return [event["type"].removeprefix("response.") for event in made]
+def types(events: list[Json]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
 
 
-def object_of(made: list[Json]) -> Json:
-    return dict(made[-1]["response"])
+def object_of(events: list[Json]) -> Json:
+    return dict(events[-1]["response"])
 
 
 def plainly(response: Json) -> Json:
@@ -85,7 +85,7 @@ def plainly(response: Json) -> Json:
 
 async def fetch(api: Api, response_id: str) -> Json:
     async with api.get(f"{PATH}/{response_id}") as response:
-        return await told(response)
+        return await read_json(response)
 
 
 TEXT = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
@@ -115,26 +115,26 @@ async def test_stream_events_are_ordered_and_match_object(
     api: Api, script: list[Reply], fields: Json, headers: dict[str, str], body: list[str]
 ) -> None:
     api.model.script = script
-    made = await streamed(api, headers=headers, **fields)
-    kinds = types(made)
+    events = await streamed(api, headers=headers, **fields)
+    kinds = types(events)
     # Text and arguments may come in any number of pieces.
     folded = [kind for at, kind in enumerate(kinds) if not (kind.endswith(".delta") and kinds[at - 1] == kind)]
     assert folded == ["created", "in_progress", *body, "completed"]
-    check_items(made)
-    final = object_of(made)
+    check_items(events)
+    final = object_of(events)
     assert await fetch(api, final["id"]) == plainly(final)
-    assert made[0]["response"]["status"] == "in_progress"
-    assert {event["response"]["id"] for event in made if "response" in event} == {final["id"]}
-    assert set(made[0]["response"]) == set(final)
+    assert events[0]["response"]["status"] == "in_progress"
+    assert {event["response"]["id"] for event in events if "response" in event} == {final["id"]}
+    assert set(events[0]["response"]) == set(final)
 
 
-def check_items(made: list[Json]) -> None:
+def check_items(events: list[Json]) -> None:
     """Every item is opened, filled and closed under its own index and id, and is what the object holds."""
-    final = object_of(made)
+    final = object_of(events)
     opened: dict[int, Json] = {}
-    done: dict[int, Json] = {}
+    result: dict[int, Json] = {}
     text: dict[str, str] = {}
-    for event in made:
+    for event in events:
         kind = event["type"].removeprefix("response.")
         if kind in LIVES or kind == "error":
             continue
@@ -144,14 +144,14 @@ def check_items(made: list[Json]) -> None:
             assert event["item"]["status"] == "in_progress"
             assert not (
                 event["item"]["type"] == "message"
-                and "message" in [i["type"] for n, i in opened.items() if n not in done]
+                and "message" in [i["type"] for n, i in opened.items() if n not in result]
             )
             opened[index] = event["item"]
             continue
         assert index in opened
-        assert index not in done
+        assert index not in result
         if kind == "output_item.done":
-            done[index] = event["item"]
+            result[index] = event["item"]
             assert event["item"]["id"] == opened[index]["id"]
             assert event["item"]["type"] == opened[index]["type"]
             continue
@@ -164,7 +164,7 @@ def check_items(made: list[Json]) -> None:
             assert event["logprobs"] == []
         if kind == "function_call_arguments.done":
             assert event["name"] == opened[index]["name"]
-    assert list(done.values()) == final["output"]
+    assert list(result.values()) == final["output"]
 
 
 async def test_response_stream_is_incremental(start: Start) -> None:
@@ -172,24 +172,24 @@ async def test_response_stream_is_incremental(start: Start) -> None:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "stream": True}) as response:
             stream = Stream(response)
-            begun = await stream.until(lambda frame: frame.event == "response.in_progress")
-            stored = await fetch(api, begun[0].data["response"]["id"])
+            frames = await stream.until(lambda frame: frame.event == "response.in_progress")
+            stored = await fetch(api, frames[0].data["response"]["id"])
             assert stored["status"] == "in_progress"
-            got = []
+            deltas = []
             for _ in range(3):
-                model.let()
-                seen = await stream.until(lambda frame: frame.event == "response.output_text.delta")
-                got.append(seen[-1].data["delta"])
-            assert got == ["Hello", " there", ", you."]
+                model.release()
+                frames_read = await stream.until(lambda frame: frame.event == "response.output_text.delta")
+                deltas.append(frames_read[-1].data["delta"])
+            assert deltas == ["Hello", " there", ", you."]
             rest = await stream.rest()
     assert rest[-1].data == "[DONE]"
 
 
 async def test_tool_result_is_list_on_the_wire(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[TODO]), Reply(text="Done.")]
-    made = await streamed(api)
+    events = await streamed(api)
     (item,) = [
-        e["item"] for e in made if e["type"].endswith("item.done") and e["item"]["type"] == "function_call_output"
+        e["item"] for e in events if e["type"].endswith("item.done") and e["item"]["type"] == "function_call_output"
     ]
     assert [part["type"] for part in item["output"]] == ["input_text"]
 
@@ -199,12 +199,12 @@ async def test_tool_result_is_list_on_the_wire(api: Api) -> None:
 
 async def test_stream_failure_is_error_and_failed_response(api: Api) -> None:
     api.model.handler = lambda _: Reply(status=401, error="no")
-    made = await streamed(api)
-    assert types(made)[-2:] == ["error", "failed"]
-    error = made[-2]
+    events = await streamed(api)
+    assert types(events)[-2:] == ["error", "failed"]
+    error = events[-2]
     assert set(error) == {"type", "sequence_number", "code", "message", "param", "error"}
     assert check_envelope(502, error)["code"] == error["code"] == "provider_auth_failed"
-    final = object_of(made)
+    final = object_of(events)
     assert (final["status"], final["error"]["code"], final["error"]["type"]) == (
         "failed",
         "server_error",
@@ -223,21 +223,21 @@ async def test_stream_failure_after_text_closes_item_first(api: Api) -> None:
         return Reply(text=reply.text, cut_at=body.index(b"and more") - 60)
 
     api.model.handler = handle
-    made = await streamed(api)
-    check_items(made)
-    final = object_of(made)
-    assert (made[-1]["type"], final["status"]) == ("response.failed", "failed")
+    events = await streamed(api)
+    check_items(events)
+    final = object_of(events)
+    assert (events[-1]["type"], final["status"]) == ("response.failed", "failed")
     assert final["output"][0]["content"][0]["text"] == "Half an answer "
     assert final["output"][0]["status"] == "incomplete"
 
 
 async def test_truncated_stream_ends_incomplete(api: Api) -> None:
     api.model.script = [Reply(text="Half", finish="length")]
-    made = await streamed(api, max_output_tokens=20)
-    check_items(made)
-    assert made[-1]["type"] == "response.incomplete"
-    assert object_of(made)["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert object_of(made)["output"][-1]["status"] == "incomplete"
+    events = await streamed(api, max_output_tokens=20)
+    check_items(events)
+    assert events[-1]["type"] == "response.incomplete"
+    assert object_of(events)["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert object_of(events)["output"][-1]["status"] == "incomplete"
 
 
 async def test_agent_exception_ends_stream_in_order(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,10 +245,10 @@ async def test_agent_exception_ends_stream_in_order(api: Api, monkeypatch: pytes
         raise RuntimeError("it broke")
 
     monkeypatch.setattr(api.adapter, "_run_agent", broken)
-    made = await streamed(api)
-    assert types(made)[-2:] == ["error", "failed"]
-    assert "it broke" in made[-2]["message"]
-    assert object_of(made)["status"] == "failed"
+    events = await streamed(api)
+    assert types(events)[-2:] == ["error", "failed"]
+    assert "it broke" in events[-2]["message"]
+    assert object_of(events)["status"] == "failed"
 
 
 @pytest.mark.parametrize("way", ["cancel", "stop"])
@@ -257,32 +257,32 @@ async def test_interrupted_response_is_cancelled(start: Start, way: str) -> None
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "stream": True}) as response:
             stream = Stream(response)
-            model.let()
-            seen = await stream.until(lambda frame: frame.event == "response.output_text.delta")
-            response_id = seen[0].data["response"]["id"]
+            model.release()
+            frames = await stream.until(lambda frame: frame.event == "response.output_text.delta")
+            response_id = frames[0].data["response"]["id"]
             place = {
                 "cancel": f"{PATH}/{response_id}/cancel",
                 "stop": f"/v1/runs/{response.headers['X-Hermes-Run-Id']}/stop",
             }
             async with api.post(place[way]) as stopped:
-                answer = await told(stopped)
-            made = events([*seen, *await stream.rest()])
+                answer = await read_json(stopped)
+            stream_events = events([*frames, *await stream.rest()])
         if way == "cancel":
             assert (answer["id"], answer["status"]) == (response_id, "cancelled")
-        final = object_of(made)
-        assert (made[-1]["type"], final["status"]) == ("response.incomplete", "cancelled")
+        final = object_of(stream_events)
+        assert (stream_events[-1]["type"], final["status"]) == ("response.incomplete", "cancelled")
         assert final["incomplete_details"] == {"reason": "cancelled"}
         assert final["output"][0]["content"][0]["text"] == "Half"
         assert (await fetch(api, response_id))["status"] == "cancelled"
         async with api.post(f"{PATH}/{response_id}/cancel") as again:
-            assert (await told(again))["status"] == "cancelled"
+            assert (await read_json(again))["status"] == "cancelled"
 
 
 async def test_finished_response_cannot_be_cancelled(api: Api) -> None:
     api.model.script = [Reply(text="Done.")]
     final = object_of(await streamed(api))
     async with api.post(f"{PATH}/{final['id']}/cancel") as response:
-        await refused(response, 409, "response_not_cancellable")
+        await read_error(response, 409, "response_not_cancellable")
 
 
 # ---- in the background
@@ -290,26 +290,26 @@ async def test_finished_response_cannot_be_cancelled(api: Api) -> None:
 
 async def finished(api: Api, response_id: str) -> Json:
     async with asyncio.timeout(20):
-        while (made := await fetch(api, response_id))["status"] in ("queued", "in_progress"):
+        while (response := await fetch(api, response_id))["status"] in ("queued", "in_progress"):
             await asyncio.sleep(0.01)
-    return made
+    return response
 
 
 async def test_background_response_is_polled(start: Start) -> None:
     async with HeldModel(Reply(text="Done.")) as model:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "background": True}) as response:
-            made = await told(response)
-        assert (made["status"], made["background"], made["output"]) == ("queued", True, [])
-        await model.asked()
-        await eventually(lambda: fetch(api, made["id"]), lambda seen: seen["status"] == "in_progress")
-        model.let_all()
-        done = await finished(api, made["id"])
-    assert done["status"] == "completed"
-    assert done["output"][0]["content"][0]["text"] == "Done."
+            body = await read_json(response)
+        assert (body["status"], body["background"], body["output"]) == ("queued", True, [])
+        await model.wait_for_request()
+        await eventually(lambda: fetch(api, body["id"]), lambda value: value["status"] == "in_progress")
+        model.release_all()
+        result = await finished(api, body["id"])
+    assert result["status"] == "completed"
+    assert result["output"][0]["content"][0]["text"] == "Done."
 
 
-async def test_response_stays_when_another_replica_has_begun_its_run(
+async def test_response_is_kept_when_another_replica_started_its_run(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two replicas are asked under one key: the run of one is refused, the response is that of the other."""
@@ -324,26 +324,26 @@ async def test_response_stays_when_another_replica_has_begun_its_run(
 
         monkeypatch.setattr(engine, "submit", refuse_after_submit)
         async with api.post(PATH, {"input": "hi", "background": True}) as response:
-            await refused(response, 503, "session_db_unavailable")
+            await read_error(response, 503, "session_db_unavailable")
         assert (await fetch(api, run_ids[0].replace("run_", "resp_")))["status"] in ("queued", "in_progress")
-        model.let_all()
+        model.release_all()
 
 
 async def test_background_response_cancel_and_delete(start: Start) -> None:
     async with HeldModel(Reply(text="Done."), Reply(text="Done.")) as model:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "background": True}) as response:
-            first = await told(response)
-        await model.asked()
+            first = await read_json(response)
+        await model.wait_for_request()
         async with api.post(f"{PATH}/{first['id']}/cancel") as response:
-            assert (await told(response))["status"] == "cancelled"
+            assert (await read_json(response))["status"] == "cancelled"
         async with api.post(PATH, {"input": "hi", "background": True}) as response:
-            second = await told(response)
-        await model.asked(2)
+            second = await read_json(response)
+        await model.wait_for_request(2)
         async with api.delete(f"{PATH}/{second['id']}") as response:
-            assert (await told(response))["deleted"] is True
+            assert (await read_json(response))["deleted"] is True
         async with api.get(f"{PATH}/{second['id']}") as response:
-            await refused(response, 404, "response_not_found")
+            await read_error(response, 404, "response_not_found")
         await model.until(lambda: model.open_streams == 0)
         assert all(request.closed_early for request in model.requests)
 
@@ -353,13 +353,13 @@ async def test_disconnect_does_not_stop_background_response(start: Start) -> Non
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "background": True, "stream": True}) as response:
             stream = Stream(response)
-            model.let()
-            seen = await stream.until(lambda frame: frame.event == "response.output_text.delta")
-        assert "queued" in types([frame.data for frame in seen])
-        model.let_all()
-        done = await finished(api, seen[0].data["response"]["id"])
-        assert done["status"] == "completed"
-        assert done["output"][0]["content"][0]["text"] == "Half an answer."
+            model.release()
+            frames = await stream.until(lambda frame: frame.event == "response.output_text.delta")
+        assert "queued" in types([frame.data for frame in frames])
+        model.release_all()
+        result = await finished(api, frames[0].data["response"]["id"])
+        assert result["status"] == "completed"
+        assert result["output"][0]["content"][0]["text"] == "Half an answer."
 
 
 # ---- taken up again
@@ -380,16 +380,16 @@ async def test_response_replay_from_any_sequence_number(api: Api, made_by: str) 
             whole = frames(await response.text())
             response_id = whole[0].data["response"]["id"]
         else:
-            response_id = (await told(response))["id"]
+            response_id = (await read_json(response))["id"]
             await finished(api, response_id)
             whole = await replayed(api, response_id)
-    made = events(whole)
-    check_items(made)
-    assert object_of(made)["status"] == "completed"
+    stream_events = events(whole)
+    check_items(stream_events)
+    assert object_of(stream_events)["status"] == "completed"
     assert await replayed(api, response_id) == whole
-    for after in (0, 1, len(made) // 2, len(made) - 2):
+    for after in (0, 1, len(stream_events) // 2, len(stream_events) - 2):
         assert await replayed(api, response_id, after) == whole[after + 1 :]
-    for after in (len(made) - 1, len(made) + 100):
+    for after in (len(stream_events) - 1, len(stream_events) + 100):
         assert [frame.data for frame in await replayed(api, response_id, after)] == ["[DONE]"]
 
 
@@ -398,16 +398,18 @@ async def test_readers_join_running_response(start: Start) -> None:
         api = await start(settings=model.settings)
         async with api.post(PATH, {"input": "hi", "stream": True}) as response:
             stream = Stream(response)
-            model.let()
-            seen = await stream.until(lambda frame: frame.event == "response.output_text.delta")
-            response_id = seen[0].data["response"]["id"]
-            readers = [asyncio.create_task(replayed(api, response_id, after)) for after in (None, 2, len(seen) - 1, 3)]
+            model.release()
+            frames = await stream.until(lambda frame: frame.event == "response.output_text.delta")
+            response_id = frames[0].data["response"]["id"]
+            readers = [
+                asyncio.create_task(replayed(api, response_id, after)) for after in (None, 2, len(frames) - 1, 3)
+            ]
             await asyncio.sleep(0)
-            model.let_all()
-            whole = [*seen, *await stream.rest()]
-            got = await asyncio.gather(*readers)
+            model.release_all()
+            whole = [*frames, *await stream.rest()]
+            results = await asyncio.gather(*readers)
     events(whole)
-    assert got == [whole, whole[3:], whole[len(seen) :], whole[4:]]
+    assert results == [whole, whole[3:], whole[len(frames) :], whole[4:]]
 
 
 @pytest.mark.parametrize("after", ["x", "-2", "1.5"])
@@ -415,38 +417,38 @@ async def test_invalid_starting_after_is_rejected(api: Api, after: str) -> None:
     api.model.script = [Reply(text="Done.")]
     final = object_of(await streamed(api))
     async with api.get(f"{PATH}/{final['id']}?stream=true&starting_after={after}") as response:
-        await refused(response, 400, "invalid_value", "starting_after")
+        await read_error(response, 400, "invalid_value", "starting_after")
 
 
 async def test_response_visibility_is_fixed_at_creation(api: Api) -> None:
     api.model.script = [Reply(reasoning="Hm.", tool_calls=[TODO]), Reply(text="Done.")]
-    made = await streamed(api, headers={"X-Hermes-Tool-Items": "mcp"}, reasoning={"summary": "auto"})
-    response_id = object_of(made)["id"]
+    streamed_events = await streamed(api, headers={"X-Hermes-Tool-Items": "mcp"}, reasoning={"summary": "auto"})
+    response_id = object_of(streamed_events)["id"]
     headers = {"X-Hermes-Tool-Items": "none", "X-Hermes-Reasoning": "off"}
     async with api.get(f"{PATH}/{response_id}?stream=true", headers=headers) as response:
-        assert events(await stream_of(response)) == made
+        assert events(await stream_of(response)) == streamed_events
 
 
 async def test_final_event_is_sent_after_store(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = asyncio.Event()
+    holding = asyncio.Event()
     save = ResponseRecord.save
 
     async def late(self: ResponseRecord, adapter: Any, response: Json, ended: Any = None) -> None:
         task = asyncio.current_task()
         # The follower that works for nobody is a moment behind.
         if response["status"] == "completed" and task is not None and "_alone" in repr(task.get_coro()):
-            await held.wait()
+            await holding.wait()
         await save(self, adapter, response, ended)
 
     monkeypatch.setattr(ResponseRecord, "save", late)
     api.model.script = [Reply(text="Done.")]
     async with api.post("/v1/responses", {"input": "x", "background": True}) as response:
-        made = await response.json()
-    async with api.get(f"/v1/responses/{made['id']}?stream=true") as response:
+        body = await response.json()
+    async with api.get(f"/v1/responses/{body['id']}?stream=true") as response:
         assert "response.completed" in await response.text()
-    async with api.get(f"/v1/responses/{made['id']}") as response:
+    async with api.get(f"/v1/responses/{body['id']}") as response:
         assert (await response.json())["status"] == "completed"
-    held.set()
+    holding.set()
 
 
 # ---- lines that are not too long
@@ -469,44 +471,44 @@ def check_lines(frames: list[Json], limit: int) -> Json:
     for event in frames:
         size = len(json.dumps(event, ensure_ascii=False).encode())
         assert event["type"] not in LIFE or size < limit, (event["type"], size)
-    done = [event["item"] for event in frames if event["type"] == "response.output_item.done"]
-    assert not any("truncated" in item for item in done)
+    result = [event["item"] for event in frames if event["type"] == "response.output_item.done"]
+    assert not any("truncated" in item for item in result)
     last = dict(frames[-1]["response"])
-    whole, shown = outputs({"output": done}), outputs(last)
+    whole, shortened = outputs({"output": result}), outputs(last)
     assert len(whole) == 4
-    for before, after in zip(whole, shown, strict=True):
+    for before, after in zip(whole, shortened, strict=True):
         assert before.startswith(after)
     marked = [item.get("truncated") for item in last["output"] if item["type"] in ("function_call_output", "mcp_call")]
-    assert marked == [True if before != after else None for before, after in zip(whole, shown, strict=True)]
+    assert marked == [True if before != after else None for before, after in zip(whole, shortened, strict=True)]
     assert True in marked
     untouched = ("message", "function_call")
-    kept = [item for item in done if item["type"] in untouched]
-    assert [item for item in last["output"] if item["type"] in untouched] == kept
+    items = [item for item in result if item["type"] in untouched]
+    assert [item for item in last["output"] if item["type"] in untouched] == items
     return last
 
 
-@pytest.mark.parametrize("shown", ["function", "mcp"])
-async def test_outputs_in_lifecycle_events_are_shortened_to_max_event_bytes(start: Start, shown: str) -> None:
+@pytest.mark.parametrize("expected", ["function", "mcp"])
+async def test_outputs_in_lifecycle_events_are_shortened_to_max_event_bytes(start: Start, expected: str) -> None:
     api = await start(Reply(tool_calls=NOTES), Reply(text="Done. " * 200), max_event_bytes=LIMIT)
-    made = await streamed(api, headers={"X-Hermes-Tool-Items": shown})
-    last = check_lines(made, LIMIT)
-    kept = await fetch(api, last["id"])
-    assert min(map(len, outputs(kept))) > 1000
-    assert "truncated" not in json.dumps(kept)
+    streamed_events = await streamed(api, headers={"X-Hermes-Tool-Items": expected})
+    last = check_lines(streamed_events, LIMIT)
+    body = await fetch(api, last["id"])
+    assert min(map(len, outputs(body))) > 1000
+    assert "truncated" not in json.dumps(body)
     async with api.get(f"{PATH}/{last['id']}", params={"stream": "true"}) as response:
-        assert events(await stream_of(response)) == made, "a replay tells the same"
+        assert events(await stream_of(response)) == streamed_events, "a replay tells the same"
 
 
 async def test_code_interpreter_logs_are_shortened(start: Start) -> None:
     prints = [Call("execute_code", {"code": f"print('{c}' * 5000)"}, id=f"c{c}") for c in "abcd"]
     api = await start(Reply(tool_calls=prints), Reply(text="Done."), max_event_bytes=LIMIT)
-    made = await streamed(api, tools=[{"type": "code_interpreter", "container": {"type": "auto"}}])
-    last = object_of(made)
-    assert len(json.dumps(made[-1], ensure_ascii=False).encode()) < LIMIT
-    shown = [item for item in last["output"] if item["type"] == "code_interpreter_call"]
+    events = await streamed(api, tools=[{"type": "code_interpreter", "container": {"type": "auto"}}])
+    last = object_of(events)
+    assert len(json.dumps(events[-1], ensure_ascii=False).encode()) < LIMIT
+    items = [item for item in last["output"] if item["type"] == "code_interpreter_call"]
     whole = [item for item in (await fetch(api, last["id"]))["output"] if item["type"] == "code_interpreter_call"]
-    assert [item.get("truncated") for item in shown] == [True] * 4
-    for before, after in zip(whole, shown, strict=True):
+    assert [item.get("truncated") for item in items] == [True] * 4
+    for before, after in zip(whole, items, strict=True):
         assert len(before["outputs"][0]["logs"]) > 5000
         assert before["outputs"][0]["logs"].startswith(after["outputs"][0]["logs"])
 
@@ -515,10 +517,10 @@ async def test_websocket_respects_max_event_bytes(start: Start) -> None:
     api = await start(Reply(tool_calls=NOTES), Reply(text="Done."), max_event_bytes=LIMIT)
     async with api.client.ws_connect(api.url + PATH) as socket:
         await socket.send_json({"type": "response.create", "input": "hi"})
-        made: list[Json] = []
-        while not made or made[-1]["type"] != "response.completed":
-            made.append(await socket.receive_json())
-    check_lines(made, LIMIT)
+        items: list[Json] = []
+        while not items or items[-1]["type"] != "response.completed":
+            items.append(await socket.receive_json())
+    check_lines(items, LIMIT)
 
 
 async def test_text_and_arguments_are_never_shortened(start: Start) -> None:
@@ -527,7 +529,7 @@ async def test_text_and_arguments_are_never_shortened(start: Start) -> None:
     assert last["output"][-1]["content"][0]["text"] == "x" * 9000
     assert [item["output"][0]["text"] for item in last["output"] if item["type"] == "function_call_output"] == [""] * 4
     arguments = [item["arguments"] for item in last["output"] if item["type"] == "function_call"]
-    assert [json.loads(one) for one in arguments] == [note.arguments for note in NOTES]
+    assert [json.loads(argument) for argument in arguments] == [note.arguments for note in NOTES]
 
 
 async def test_events_that_fit_are_unchanged(start: Start) -> None:
@@ -542,13 +544,13 @@ async def test_unstored_run_is_available_to_its_stream(start: Start, monkeypatch
     api = await start(Reply(text="Hello.", reasoning="A greeting will do."))
     begin = ResponseRecord.try_insert
 
-    async def late(kept: ResponseRecord, *arguments: Any) -> None:
-        await begin(kept, *arguments)
+    async def late(record: ResponseRecord, *arguments: Any) -> None:
+        await begin(record, *arguments)
 
-        async def ended() -> bool:
+        async def has_ended() -> bool:
             return bool(api.model.requests) and not api.app.engine.kinds
 
-        await eventually(ended)
+        await eventually(has_ended)
 
     monkeypatch.setattr(ResponseRecord, "try_insert", late)
     body = {"input": "hi", "store": False, "stream": True, "reasoning": {"summary": "auto"}}

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from support.model_server import Call, ModelServer, Reply, Request
 
-from .clients import Json, flat, frames, function, offered, sent, system_of, told
+from .clients import Json, frames, function, read_json, responses_tool, sent_messages, system_of, tool_names
 from .conftest import PROVIDER_KEY, Api, Start
 
 PATH = "/v1/responses"
@@ -30,7 +30,7 @@ CLIENT_TOOLS: list[tuple[str, Json, str, Json, Json, Json, str]] = [
     ),
     (
         "namespaced function",
-        {"type": "namespace", "name": "home", "tools": [flat(function("lamp", room={"type": "string"}))]},
+        {"type": "namespace", "name": "home", "tools": [responses_tool(function("lamp", room={"type": "string"}))]},
         "home__lamp",
         {"room": "hall"},
         {"type": "function_call", "call_id": "call_1", "name": "lamp", "namespace": "home",
@@ -85,7 +85,7 @@ CLIENT_TOOLS: list[tuple[str, Json, str, Json, Json, Json, str]] = [
         "tool_search",
         {"query": "lamps"},
         {"type": "tool_search_call", "call_id": "call_1", "execution": "client", "arguments": {"query": "lamps"}},
-        {"type": "tool_search_output", "execution": "client", "tools": [flat(function("lamp"))]},
+        {"type": "tool_search_output", "execution": "client", "tools": [responses_tool(function("lamp"))]},
         "These tools can be called now: lamp.",
     ),
 ]  # fmt: skip
@@ -95,17 +95,17 @@ rows = pytest.mark.parametrize(("tool", "name", "args", "item", "output", "resul
 
 async def create(api: Api, input: Any = "hi", **fields: Any) -> Json:
     async with api.post(PATH, {"input": input, **fields}) as response:
-        return await told(response)
+        return await read_json(response)
 
 
 async def ignored(api: Api, **body: Any) -> list[str]:
     """What the header names for a request that goes well."""
     async with api.post(PATH, body) as response:
-        await told(response)
+        await read_json(response)
         return [name for name in response.headers.get("X-Hermes-Ignored", "").split(", ") if name]
 
 
-def shown(item: Json) -> Json:
+def without_ids(item: Json) -> Json:
     """An item without what every item has."""
     return {key: value for key, value in item.items() if key not in ("id", "status")}
 
@@ -116,20 +116,20 @@ async def test_client_tool_items_by_type(
     api: Api, tool: Json, name: str, args: Json, item: Json, output: Json, result: str, chain: bool
 ) -> None:
     api.model.script = [Reply(tool_calls=[Call(name, args, id="call_1")]), Reply(text="Done.")]
-    made = await create(api, tools=[tool])
-    assert made["tools"][0]["type"] == tool["type"]
-    assert name in offered(api.model.requests[0])
-    (call,) = made["output"]
-    assert (shown(call), call["status"]) == (item, "completed")
+    response = await create(api, tools=[tool])
+    assert response["tools"][0]["type"] == tool["type"]
+    assert name in tool_names(api.model.requests[0])
+    (call,) = response["output"]
+    assert (without_ids(call), call["status"]) == (item, "completed")
     answer = {"call_id": "call_1", **output}
     if chain:
-        await create(api, [answer], tools=[tool], previous_response_id=made["id"])
+        await create(api, [answer], tools=[tool], previous_response_id=response["id"])
     else:
         await create(api, [{"role": "user", "content": "hi"}, call, answer], tools=[tool], store=False)
-    asked, got = api.model.requests[1].body["messages"][-2:]
-    assert asked["tool_calls"][0]["function"]["name"] == name
-    assert json.loads(asked["tool_calls"][0]["function"]["arguments"]) == args
-    assert (got["tool_call_id"], got["content"]) == ("call_1", result)
+    message, tool_result = api.model.requests[1].body["messages"][-2:]
+    assert message["tool_calls"][0]["function"]["name"] == name
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == args
+    assert (tool_result["tool_call_id"], tool_result["content"]) == ("call_1", result)
 
 
 @rows
@@ -147,31 +147,31 @@ async def test_client_tool_call_stream_events_by_type(
     assert kinds == ["created", "in_progress", "output_item.added", *between, "output_item.done", "completed"]
     if stem:
         assert events[3]["delta"] == events[4][field] == item[field]
-    assert shown(events[-2]["item"]) == item
-    made = events[-1]["response"]
-    assert made["output"] == [events[-2]["item"]]
-    async with api.get(f"{PATH}/{made['id']}?stream=true") as response:
+    assert without_ids(events[-2]["item"]) == item
+    response_object = events[-1]["response"]
+    assert response_object["output"] == [events[-2]["item"]]
+    async with api.get(f"{PATH}/{response_object['id']}?stream=true") as response:
         assert [frame.data for frame in frames(await response.text())[:-1]] == events
 
 
 async def test_tools_found_by_search_are_offered_afterwards(api: Api) -> None:
     search, _, args, _, output, _ = CLIENT_TOOLS[-1][1:]
     api.model.script = [Reply(tool_calls=[Call("tool_search", args, id="call_1")]), Reply(text="a"), Reply(text="b")]
-    made = await create(api, tools=[search])
-    made = await create(api, [{"call_id": "call_1", **output}], tools=[search], previous_response_id=made["id"])
-    await create(api, "on", tools=[search], previous_response_id=made["id"])
-    assert ["lamp" in offered(request) for request in api.model.requests] == [False, True, True]
+    response = await create(api, tools=[search])
+    response = await create(api, [{"call_id": "call_1", **output}], tools=[search], previous_response_id=response["id"])
+    await create(api, "on", tools=[search], previous_response_id=response["id"])
+    assert ["lamp" in tool_names(request) for request in api.model.requests] == [False, True, True]
 
 
 async def test_tools_and_system_text_of_input_persist_in_chain(api: Api) -> None:
     """A later definition takes the place of an earlier one."""
     api.model.script = [Reply(text="a"), Reply(text="b"), Reply(text="c")]
     first = {"type": "additional_tools", "role": "developer", "tools": [{"type": "custom", "name": "x"}]}
-    made = await create(api, [first, {"role": "developer", "content": "Be brief."}, "hi"])
-    made = await create(api, "more", previous_response_id=made["id"], tools=[{"type": "custom", "name": "y"}])
+    response = await create(api, [first, {"role": "developer", "content": "Be brief."}, "hi"])
+    response = await create(api, "more", previous_response_id=response["id"], tools=[{"type": "custom", "name": "y"}])
     again = {**first, "tools": [{"type": "custom", "name": "x", "description": "Another."}]}
-    await create(api, [again, "and"], previous_response_id=made["id"])
-    assert [set(offered(request)) & {"x", "y"} for request in api.model.requests] == [{"x"}, {"x", "y"}, {"x"}]
+    await create(api, [again, "and"], previous_response_id=response["id"])
+    assert [set(tool_names(request)) & {"x", "y"} for request in api.model.requests] == [{"x"}, {"x", "y"}, {"x"}]
     assert all("Be brief." in system_of(request) for request in api.model.requests)
     described = {
         tool["function"]["name"]: tool["function"]["description"] for tool in api.model.requests[2].body["tools"]
@@ -180,14 +180,14 @@ async def test_tools_and_system_text_of_input_persist_in_chain(api: Api) -> None
 
 
 async def test_same_tools_in_every_turn_of_chain(api: Api) -> None:
-    tools = [flat(function(f"lamp_{number}")) for number in range(100)]
+    tools = [responses_tool(function(f"lamp_{number}")) for number in range(100)]
     added = {"type": "additional_tools", "role": "developer", "tools": tools}
     api.model.script = [Reply(text=str(number), continues=False) for number in range(3)]
     before: Json = {}
     for _ in range(3):
-        made = await create(api, [added, {"role": "user", "content": "hi"}], **before)
-        before = {"previous_response_id": made["id"]}
-    assert sum(name.startswith("lamp_") for name in offered(api.model.requests[-1])) == 100
+        response = await create(api, [added, {"role": "user", "content": "hi"}], **before)
+        before = {"previous_response_id": response["id"]}
+    assert sum(name.startswith("lamp_") for name in tool_names(api.model.requests[-1])) == 100
 
 
 async def test_long_namespaced_tool_name_is_shortened_and_restored(api: Api) -> None:
@@ -195,9 +195,9 @@ async def test_long_namespaced_tool_name_is_shortened_and_restored(api: Api) -> 
     tool = {"type": "namespace", "name": "n" * 40, "tools": [{"type": "function", "name": name} for name in names]}
 
     def call_all(request: Request) -> Reply:
-        made = [name for name in offered(request) if name.startswith("nnnn")]
-        assert len(set(made)) == 2 and all(len(name) <= 64 for name in made)
-        return Reply(tool_calls=[Call(name, {}, id=f"call_{at}") for at, name in enumerate(made)])
+        names = [name for name in tool_names(request) if name.startswith("nnnn")]
+        assert len(set(names)) == 2 and all(len(name) <= 64 for name in names)
+        return Reply(tool_calls=[Call(name, {}, id=f"call_{at}") for at, name in enumerate(names)])
 
     api.model.handler = call_all
     calls = (await create(api, tools=[tool]))["output"]
@@ -221,10 +221,10 @@ async def test_grammar_is_passed_to_supporting_model(start: Start) -> None:
         route = {"base_url": f"{model.url}/v1", "api_mode": "codex_responses", "api_key": PROVIDER_KEY}
         api = await start(settings={"model": {"default": "gpt-5.5", **route}})
         tool = {"type": "custom", "name": "poem", "description": "Writes.", "format": GRAMMAR}
-        made = await create(api, tools=[tool], tool_choice={"type": "custom", "name": "poem"})
-        assert shown(made["output"][0]) == {**CLIENT_TOOLS[0][4], "input": "größe"}
+        response = await create(api, tools=[tool], tool_choice={"type": "custom", "name": "poem"})
+        assert without_ids(response["output"][0]) == {**CLIENT_TOOLS[0][4], "input": "größe"}
         output = {"type": "custom_tool_call_output", "call_id": "call_1", "output": "done"}
-        again = {"input": [output], "tools": [tool], "previous_response_id": made["id"]}
+        again = {"input": [output], "tools": [tool], "previous_response_id": response["id"]}
         assert await ignored(api, **again) == []
     first, second = model.requests
     assert next(entry for entry in first.body["tools"] if entry["name"] == "poem") == tool
@@ -250,10 +250,13 @@ CHOICES: list[tuple[list[Json], Any, Any]] = [
 @pytest.mark.parametrize(("tools", "choice", "wanted"), CHOICES)
 async def test_tool_choice_of_any_type(api: Api, tools: list[Json], choice: Any, wanted: Any) -> None:
     api.model.script = [Reply(text="ok")]
-    made = await create(api, tools=tools, tool_choice=choice)
-    got = api.model.requests[0].body.get("tool_choice")
-    assert (got["function"]["name"] if isinstance(got, dict) else got) in (wanted, "auto" if wanted is None else wanted)
-    assert made["tool_choice"] == choice
+    response = await create(api, tools=tools, tool_choice=choice)
+    tool_choice = api.model.requests[0].body.get("tool_choice")
+    assert (tool_choice["function"]["name"] if isinstance(tool_choice, dict) else tool_choice) in (
+        wanted,
+        "auto" if wanted is None else wanted,
+    )
+    assert response["tool_choice"] == choice
 
 
 # ---- hosted tools
@@ -281,7 +284,7 @@ async def test_unsupported_hosted_tools_are_ignored_and_named(api: Api) -> None:
     tools.append({"type": "shell", "environment": {"type": "container_auto"}})
     named = await ignored(api, input="hi", tools=tools)
     assert named == [f"tools.{kind}" for kind in (*kinds, "shell")]
-    assert not {*kinds, "shell"} & set(offered(api.model.requests[0]))
+    assert not {*kinds, "shell"} & set(tool_names(api.model.requests[0]))
 
 
 async def test_hosted_web_search_uses_server_tool(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +302,7 @@ async def test_hosted_web_search_uses_server_tool(start: Start, monkeypatch: pyt
         assert (call["type"], call["status"]) == ("web_search_call", "completed")
         assert call["action"] == {"type": "search", "query": "tea"}
         assert [item["type"] for item in events[-1]["response"]["output"]] == ["web_search_call", "message"]
-        assert "Tea is a drink." in sent(api.model.requests[1], "tool")[0][1]
+        assert "Tea is a drink." in sent_messages(api.model.requests[1], "tool")[0][1]
 
 
 @pytest.mark.parametrize("closed", ["header", "key"])
@@ -311,16 +314,16 @@ async def test_key_without_web_toolset_has_no_web_search(
     api = await start(Reply(text="ok"), keys=[narrow])
     headers = {"X-Hermes-Toolsets": "todo"} if closed == "header" else {"Authorization": f"Bearer {narrow['key']}"}
     async with api.post(PATH, {"input": "hi", "tools": [{"type": "web_search"}]}, headers=headers) as response:
-        await told(response)
+        await read_json(response)
         assert response.headers["X-Hermes-Ignored"] == "tools.web_search"
-    assert "web_search" not in offered(api.model.requests[0])
+    assert "web_search" not in tool_names(api.model.requests[0])
 
 
 @pytest.mark.parametrize("beside", [[], [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]])
 async def test_hosted_code_interpreter_uses_server_tool(api: Api, beside: list[Json]) -> None:
     api.model.script = [Reply(tool_calls=[Call("execute_code", {"code": "print(6 * 7)"})]), Reply(text="42.")]
-    made = await create(api, tools=[{"type": "code_interpreter", "container": {"type": "auto"}}, *beside])
-    call, _ = made["output"]
+    response = await create(api, tools=[{"type": "code_interpreter", "container": {"type": "auto"}}, *beside])
+    call, _ = response["output"]
     assert (call["type"], call["code"], call["status"]) == ("code_interpreter_call", "print(6 * 7)", "completed")
     assert "42" in call["outputs"][0]["logs"]
 
@@ -328,8 +331,8 @@ async def test_hosted_code_interpreter_uses_server_tool(api: Api, beside: list[J
 async def test_client_tool_hides_hosted_tool(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEARXNG_URL", "http://nowhere.test")
     api = await start(Reply(tool_calls=[Call("web_search", {"query": "tea"}, id="call_1")]))
-    made = await create(api, tools=[{"type": "web_search"}, flat(function("web_search"))])
-    assert [item["type"] for item in made["output"]] == ["function_call"]
+    response = await create(api, tools=[{"type": "web_search"}, responses_tool(function("web_search"))])
+    assert [item["type"] for item in response["output"]] == ["function_call"]
 
 
 HISTORIES: list[tuple[Json, list[tuple[str, str]], list[str]]] = [
@@ -350,15 +353,15 @@ async def test_hosted_calls_in_history_are_accepted(
     api: Api, item: Json, calls: list[tuple[str, str]], named: list[str]
 ) -> None:
     api.model.script = [Reply(text="ok")]
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A drink."}]}
-    assert await ignored(api, input=["what is tea?", item, said, "thanks"]) == named
-    made = [
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A drink."}]}
+    assert await ignored(api, input=["what is tea?", item, message, "thanks"]) == named
+    pairs = [
         (call["function"]["name"], call["function"]["arguments"])
         for message in api.model.requests[0].body["messages"]
         for call in message.get("tool_calls") or ()
     ]
-    assert made == calls
-    assert sent(api.model.requests[0], "user") == [("user", "what is tea?"), ("user", "thanks")]
+    assert pairs == calls
+    assert sent_messages(api.model.requests[0], "user") == [("user", "what is tea?"), ("user", "thanks")]
 
 
 async def test_client_metadata_is_ignored_and_named(start: Start) -> None:
@@ -390,11 +393,11 @@ ODD_ITEMS = [
 
 
 @pytest.mark.parametrize(("kind", "fields", "is_refused"), ODD_ITEMS)
-async def test_odd_item_fields_are_kept_or_rejected(api: Api, kind: str, fields: Json, is_refused: bool) -> None:
+async def test_unusual_item_fields_are_kept_or_rejected(api: Api, kind: str, fields: Json, is_refused: bool) -> None:
     item = {"type": kind, **CALL, **fields}
     async with api.post("/v1/conversations", {"items": [item]}) as response:
-        made = await response.json()
-        assert response.status == (400 if is_refused else 200), made
+        body = await response.json()
+        assert response.status == (400 if is_refused else 200), body
     if not is_refused:
-        listed = await told(await api.get(f"/v1/conversations/{made['id']}/items"))
+        listed = await read_json(await api.get(f"/v1/conversations/{body['id']}/items"))
         assert {name: listed["data"][0][name] for name in fields} == fields

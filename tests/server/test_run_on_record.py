@@ -12,7 +12,7 @@ from hermes.store.stores import AsyncStore
 from support.gateway import SURELY_S
 from support.model_server import Reply
 
-from .clients import Json, eventually, told, user
+from .clients import Json, eventually, read_json, user
 from .conftest import Api
 
 STREAMS: dict[str, Json] = {
@@ -29,7 +29,7 @@ async def test_stream_head_is_sent_after_run_is_recorded(
 ) -> None:
     api.model.handler = lambda _: Reply(text="Hello.", continues=False)
     async with api.post("/api/sessions", {"id": "hall"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     store: AsyncStore = api.app.store
     go = asyncio.Event()
 
@@ -42,26 +42,26 @@ async def test_stream_head_is_sent_after_run_is_recorded(
 
     for name in ("append", "create"):
         monkeypatch.setattr(store.runs, name, slowly(getattr(store.runs, name)), raising=False)
-    asked = asyncio.ensure_future(api.post(path, STREAMS[path], headers=headers).__aenter__())
-    await asyncio.wait([asked], timeout=0.3)
-    assert not asked.done(), "the head was sent before the run was on record"
+    task = asyncio.ensure_future(api.post(path, STREAMS[path], headers=headers).__aenter__())
+    await asyncio.wait([task], timeout=0.3)
+    assert not task.done(), "the head was sent before the run was on record"
     go.set()
-    async with await asked as response:
+    async with await task as response:
         assert await store.runs.get(response.headers["X-Hermes-Run-Id"]) is not None
         assert "Hello." in await response.text()
 
 
 async def test_model_is_asked_while_start_of_stream_is_stored(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, append = asyncio.Event(), api.app.store.runs.append
+    requested, append = asyncio.Event(), api.app.store.runs.append
     appended: list[str] = []
 
     async def answer(_: Any) -> Reply:
-        asked.set()
+        requested.set()
         return Reply(text="Hello.", continues=False)
 
     async def after_question(run_id: str, token: int | None, events: Any, *args: Any, **options: Any) -> Any:
         async with asyncio.timeout(SURELY_S):
-            await asked.wait()
+            await requested.wait()
         appended.extend(event.type for event in events)
         return await append(run_id, token, events, *args, **options)
 
@@ -79,22 +79,22 @@ async def test_answer_to_run_that_could_not_be_stored_is_not_read(
     api: Api, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """The run goes on without a record, and asks again."""
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     async def fails(*_: Any, **__: Any) -> Any:
         if when == "after it":
-            await eventually(lambda: asyncio.sleep(0, asked))
+            await eventually(lambda: asyncio.sleep(0, requests))
         raise StoreError("The disk is full.")
 
     def answer(request: Any) -> Reply:
-        asked.append(request)
-        return Reply(text=f"Answer {len(asked)}.", continues=False)
+        requests.append(request)
+        return Reply(text=f"Answer {len(requests)}.", continues=False)
 
     api.model.handler = answer
     monkeypatch.setattr(api.app.store.runs, "append", fails, raising=False)
     async with api.post("/v1/chat/completions", user("hi", stream=True)) as response:
         text = await response.text()
-    assert text.count("Answer") == 1 and f"Answer {len(asked)}." in text
+    assert text.count("Answer") == 1 and f"Answer {len(requests)}." in text
 
 
 class Appends:
@@ -123,7 +123,7 @@ async def test_plain_turn_is_one_transaction(api: Api, monkeypatch: pytest.Monke
     api.model.handler = lambda _: Reply(text="Hello.", continues=False)
     appends = Appends(api.app.store, monkeypatch)
     async with api.post("/v1/chat/completions", user("hi")) as response:
-        await told(response)
+        await read_json(response)
     assert appends.types == [WHOLE]
     events = [event async for event in api.app.engine.subscribe(response.headers["X-Hermes-Run-Id"])]
     assert [event.seq for event in events] == [1, 2, 3, 4, 5, 6]
@@ -142,31 +142,31 @@ async def test_plain_turn_is_one_transaction(api: Api, monkeypatch: pytest.Monke
 async def test_other_turns_are_recorded_before_model_call(
     api: Api, path: str, body: Json, headers: dict[str, str]
 ) -> None:
-    seen: list[int] = []
+    counts: list[int] = []
 
     async def answer(_: Any) -> Reply:
-        seen.append(len(await api.app.store.runs.list()))
+        counts.append(len(await api.app.store.runs.list()))
         return Reply(text="Hello.", continues=False)
 
     api.model.handler = answer
     async with api.post("/api/sessions", {"id": "hall"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     async with api.post(path, body, headers=headers) as response:
-        await told(response)
-    assert seen == [1]
+        await read_json(response)
+    assert counts == [1]
 
 
 async def test_plain_turn_is_recorded_while_model_works(api: Api) -> None:
-    seen: list[str] = []
+    statuses: list[str] = []
 
     async def answer(_: Any) -> Reply:
-        found = await eventually(api.app.store.runs.list)
-        seen.append(found[0].state.status)
+        result = await eventually(api.app.store.runs.list)
+        statuses.append(result[0].state.status)
         return Reply(text="Hello.", continues=False)
 
     api.model.handler = answer
     await api.ask("hi")
-    assert seen == ["running"]
+    assert statuses == ["running"]
 
 
 @pytest.mark.parametrize("listed", [False, True])
@@ -181,13 +181,13 @@ async def test_failed_start_record_is_written_with_end(api: Api, monkeypatch: py
     async def answer(_: Any) -> Reply:
         if listed:
             async with api.get("/v1/runs") as response:
-                assert (await told(response))["data"] == []
+                assert (await read_json(response))["data"] == []
         await eventually(failed)
         return Reply(text="Hello.", continues=False)
 
     api.model.handler = answer
     async with api.post("/v1/chat/completions", user("hi")) as response:
-        await told(response)
+        await read_json(response)
         assert "X-Hermes-Warning" not in response.headers
     assert appends.types == [WHOLE[:2], WHOLE]
     events = [event async for event in api.app.engine.subscribe(response.headers["X-Hermes-Run-Id"])]

@@ -1,4 +1,4 @@
-"""The server's start and end: what it refuses, in which order, what it leaves behind, and what it tells of itself."""
+"""Start and shutdown of the server: rejected configurations, order, state files, and status."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def mode(path: Path) -> int:
 
 def state(home: Home) -> dict[str, Any]:
     """The state file, whoever wrote it."""
-    told: dict[str, Any] = json.loads(home.state_file.read_text()) if home.state_file.exists() else {}
-    return told
+    payload: dict[str, Any] = json.loads(home.state_file.read_text()) if home.state_file.exists() else {}
+    return payload
 
 
 async def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -116,10 +116,10 @@ async def test_key_is_mentioned_but_never_shown(home: Home, capfd: pytest.Captur
     home.env_file.write_text(f"API_SERVER_KEY={GOOD_KEY}")
     async with serving(home, verbose=True):
         pass
-    told = capfd.readouterr()
-    assert "auth key," in told.out and "hermes gateway key" not in told.out
-    assert "listening on" in told.err
-    assert not any(GOOD_KEY in text for text in (told.out, told.err, home.state_file.read_text()))
+    captured = capfd.readouterr()
+    assert "auth key," in captured.out and "hermes gateway key" not in captured.out
+    assert "listening on" in captured.err
+    assert not any(GOOD_KEY in text for text in (captured.out, captured.err, home.state_file.read_text()))
 
 
 async def test_short_key_is_warning_on_loopback(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
@@ -135,9 +135,9 @@ async def test_invalid_setting_is_warning_with_default(home: Home, capfd: pytest
     home.config_file.write_text("api_server: {keepalive_seconds: soon, hots: 1}\nmodel: {provider: nobody}")
     async with serving(home) as (url, _):
         assert await get(f"{url}/health") == 200
-    told = capfd.readouterr()
-    assert "keepalive_seconds must be a number" in told.err and "hots" in told.err
-    assert "provider 'nobody' is unknown" in told.err and "model none" in told.out
+    captured = capfd.readouterr()
+    assert "keepalive_seconds must be a number" in captured.err and "hots" in captured.err
+    assert "provider 'nobody' is unknown" in captured.err and "model none" in captured.out
 
 
 async def test_open_home_permissions_are_fixed(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +161,7 @@ GOOD_HASH = hashlib.sha256(GOOD_KEY.encode()).hexdigest().upper()
 
 
 @pytest.mark.parametrize(
-    ("settings", "options", "code", "words"),
+    ("settings", "options", "code", "message"),
     [
         ("a: [", {}, 78, "config.yaml line 2, column 1"),
         ("api_server: {enabled: false}", {}, 78, "api_server.enabled is false: there is nothing to run"),
@@ -224,15 +224,15 @@ GOOD_HASH = hashlib.sha256(GOOD_KEY.encode()).hexdigest().upper()
     ],
 )
 async def test_refused_start_configurations(
-    home: Home, settings: str, options: dict[str, Any], code: int, words: str
+    home: Home, settings: str, options: dict[str, Any], code: int, message: str
 ) -> None:
     home.config_file.write_text(settings)
     with pytest.raises(HermesError) as refused:
         await GatewayRunner(home, **{"port": 0, **options}).serve(asyncio.Event())
     assert refused.value.exit_code == code
-    assert words in str(refused.value) and "Try: " in str(refused.value)
-    left = state(home)
-    assert left["gateway_state"] == "startup_failed" and words in left["exit_reason"]
+    assert message in str(refused.value) and "Try: " in str(refused.value)
+    last_state = state(home)
+    assert last_state["gateway_state"] == "startup_failed" and message in last_state["exit_reason"]
     assert not is_served(home) and not any(key in str(refused.value) for key in (GOOD_KEY, "hunter2", "12345678"))
 
 
@@ -300,7 +300,7 @@ async def test_uncreatable_home_is_reported(tmp_path: Path) -> None:
 # ---- the drain
 
 
-async def begun(home: Home, server: ModelServer) -> str:
+async def start_waiting_turn(home: Home, server: ModelServer) -> str:
     """A turn that waits for its model; its id."""
     engine = (await apps.current(home)).engine
     spec = RunSpec(user_message="hi", session_id="s", kind="run", source="api_server", on_detach="continue")
@@ -320,7 +320,7 @@ async def test_drain_finishes_turns_while_reads_continue(home: Home, monkeypatch
     async with ModelServer(handler=answer) as server:
         home.config_file.write_text(f"model: {{default: m, base_url: '{server.url}/v1'}}\n{UNTITLED}")
         async with serving(home) as (url, stop):
-            run_id = await begun(home, server)
+            run_id = await start_waiting_turn(home, server)
             await until(lambda: state(home)["active_agents"] == 1)
             stop.set()
             await until(lambda: state(home)["gateway_state"] == "draining")
@@ -336,12 +336,12 @@ async def test_drain_timeout_leaves_run_for_next_start(home: Home) -> None:
         more = f"api_server: {{drain_seconds: 0}}\n{UNTITLED}"
         home.config_file.write_text(f"model: {{default: m, base_url: '{server.url}/v1'}}\n{more}")
         async with serving(home):
-            run_id = await begun(home, server)
-        left = await status_of(home, run_id)
+            run_id = await start_waiting_turn(home, server)
+        status = await status_of(home, run_id)
         async with serving(home), asyncio.timeout(20):
             while (now := await status_of(home, run_id)) != "completed":
                 await asyncio.sleep(0.01)
-    assert (left, now, len(server.requests)) == ("interrupted", "completed", 2)
+    assert (status, now, len(server.requests)) == ("interrupted", "completed", 2)
 
 
 async def status_of(home: Home, run_id: str) -> str:
@@ -371,12 +371,12 @@ def test_all_addresses_of_name_share_one_port(home: Home) -> None:
 
 
 def test_open_files_limit_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
+    limits_used: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: limits_used.append(limits))
     for limits in ((1024, 4096), (1024, 1_000_000), (256, resource.RLIM_INFINITY), (65_536, 1_000_000)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
         raise_file_limit()
-    assert given == [(4096, 4096), (65_536, 1_000_000), (65_536, resource.RLIM_INFINITY)]
+    assert limits_used == [(4096, 4096), (65_536, 1_000_000), (65_536, resource.RLIM_INFINITY)]
 
 
 # ---- logs
@@ -397,14 +397,14 @@ def test_logs_are_private_sorted_and_redacted(home: Home, umask: int) -> None:
             logging.getLogger("hermes.server.chat").debug("below the level")
     finally:
         os.umask(before)
-    found = lines(home)
-    assert {name: text.count("\n") for name, text in found.items()} == {
+    log_lines = lines(home)
+    assert {name: text.count("\n") for name, text in log_lines.items()} == {
         "agent.log": 1,
         "errors.log": 1,
         "gateway.log": 1,
     }
-    assert "INFO hermes.agent.loop: a turn with [redacted]" in found["agent.log"]
-    assert found["errors.log"] == found["gateway.log"] and "abcdef" not in found["errors.log"]
+    assert "INFO hermes.agent.loop: a turn with [redacted]" in log_lines["agent.log"]
+    assert log_lines["errors.log"] == log_lines["gateway.log"] and "abcdef" not in log_lines["errors.log"]
     assert {mode(home.logs), *map(mode, home.logs.iterdir())} == {0o700, 0o600}
 
 
@@ -447,14 +447,14 @@ def test_runtime_configuration_without_secrets(home: Home) -> None:
         "agent: {reasoning_effort: high, reasoning_overrides: {n.1: none}}\n"
         "fallback_providers: [anthropic/claude, {provider: x, api_key: sk-0123456789abcdef}]\n"
     )
-    told = runner._load_gateway_config()
+    config = runner._load_gateway_config()
     assert runner._resolve_runtime_agent_kwargs() == {"provider": "openai", "base_url": "https://h/v1"}
     assert runner._resolve_gateway_model() == "m"
     assert GatewayRunner._load_reasoning_config() == {"enabled": True, "effort": "high"}
     assert (GatewayRunner._load_fallback_model() or [])[0] == "anthropic/claude"
-    assert told["agent"]["reasoning_effort"] == "high" and told["model"]["default"] == "m"
-    assert told["fallback_providers"] == ["anthropic/claude", {"provider": "x"}]
-    assert "api_key" not in told["model"] and "0123456789" not in json.dumps(told)
+    assert config["agent"]["reasoning_effort"] == "high" and config["model"]["default"] == "m"
+    assert config["fallback_providers"] == ["anthropic/claude", {"provider": "x"}]
+    assert "api_key" not in config["model"] and "0123456789" not in json.dumps(config)
 
 
 def test_runtime_configuration_without_settings(home: Home) -> None:

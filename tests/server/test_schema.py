@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from support.model_server import Reply
 
-from .clients import Json, check_envelope, check_headers, told
+from .clients import Json, check_envelope, check_headers, read_json
 from .conftest import Api, Start
 
 # The statuses of the server's own fault that a request may bring about by itself, and their codes.
@@ -34,13 +34,13 @@ async def described(api: Api) -> Json:
 
 async def things(api: Api) -> dict[str, str]:
     """One of each kind of object, so that not every id is unknown."""
-    await told(await api.post("/api/sessions", {"id": "s1"}), 201)
+    await read_json(await api.post("/api/sessions", {"id": "s1"}), 201)
     async with api.post("/v1/responses", {"input": "x"}) as response:
-        made = await told(response)
+        body = await read_json(response)
         run_id = response.headers["X-Hermes-Run-Id"]
     async with api.post("/v1/conversations", {}) as response:
-        talk = await told(response)
-    known = {"session_id": "s1", "response_id": made["id"], "run_id": run_id, "model_id": "hermes-agent"}
+        talk = await read_json(response)
+    known = {"session_id": "s1", "response_id": body["id"], "run_id": run_id, "model_id": "hermes-agent"}
     return {**known, "conversation_id": talk["id"], "message_id": run_id.replace("run_", "msg_")}
 
 
@@ -51,14 +51,14 @@ def hammer(document: Json, url: str, headers: dict[str, str], known: dict[str, s
     schema = schemathesis.openapi.from_dict(document)
     checks = schemathesis.checks
     agreed = [checks.status_code_conformance, checks.content_type_conformance, checks.response_schema_conformance]
-    operations = [made.ok() for made in schema.get_all_operations()]
+    operations = [operation.ok() for operation in schema.get_all_operations()]
     operations = [op for op in operations if (op.method.upper(), op.path) not in LEFT_OUT]
     # What is deleted is gone for all that come after.
     operations.sort(key=lambda op: op.method.upper() == "DELETE")
     each = -(-requests // len(operations))
     counter = itertools.count()
 
-    def one(operation: Any) -> None:
+    def send_one(operation: Any) -> None:
         @settings(max_examples=each, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck),
                   database=None, derandomize=True)  # fmt: skip
         @given(case=any_case(operation), real=st.booleans())
@@ -79,7 +79,7 @@ def hammer(document: Json, url: str, headers: dict[str, str], known: dict[str, s
         send()
 
     for operation in operations:
-        one(operation)
+        send_one(operation)
     return next(counter)
 
 
@@ -113,10 +113,10 @@ async def tried(start: Start, requests: int) -> None:
     )
     document, known = await described(api), await things(api)
     headers = {"Authorization": api.client.headers["Authorization"]}
-    done = await asyncio.to_thread(hammer, document, api.url, headers, known, requests)
-    assert done >= requests
+    result = await asyncio.to_thread(hammer, document, api.url, headers, known, requests)
+    assert result >= requests
     async with api.get("/health") as response:
-        assert (await told(response))["status"] == "ok"
+        assert (await read_json(response))["status"] == "ok"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -133,7 +133,7 @@ async def test_many_requests_match_openapi_property(start: Start) -> None:
 async def test_openapi_lists_every_route_of_capabilities(api: Api) -> None:
     document = await described(api)
     async with api.get("/v1/capabilities") as response:
-        endpoints = (await told(response))["endpoints"]
+        endpoints = (await read_json(response))["endpoints"]
     listed = {(entry["method"], entry["path"]) for entry in endpoints.values()}
-    shown = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert listed == shown
+    pairs = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert listed == pairs

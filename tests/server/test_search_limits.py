@@ -11,7 +11,7 @@ import pytest
 from hermes.core.limits import SLOW_READERS_MAX
 from hermes.store import search as search_module
 
-from .clients import refused, told
+from .clients import read_error, read_json
 from .conftest import Api, Start
 
 SEARCH, PATIENCE_S = "/api/sessions/search?q=hi", 30
@@ -42,7 +42,7 @@ class Searches:
 async def api(start: Start) -> Api:
     api = await start()
     async with api.post("/api/sessions", {"id": "s", "title": "hi there"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
     return api
 
 
@@ -57,21 +57,21 @@ async def test_other_reads_do_not_wait_for_searches(api: Api, monkeypatch: pytes
     async with asyncio.timeout(PATIENCE_S):
         for path in ("/api/sessions", "/api/sessions/s", "/api/sessions/s/messages", "/v1/runs"):
             async with api.get(path) as response:
-                await told(response)
-    assert not any(one.done() for one in waiting)
-    for one in waiting:
-        one.cancel()
+                await read_json(response)
+    assert not any(waiting_task.done() for waiting_task in waiting)
+    for search_task in waiting:
+        search_task.cancel()
 
 
 async def test_search_ends_on_disconnect(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     searches = Searches(monkeypatch)
     waiting = [search(api) for _ in range(SLOW_READERS_MAX)]
     await searches.running()
-    for one in waiting:
-        one.cancel()
+    for search_task in waiting:
+        search_task.cancel()
     searches.end()
     async with asyncio.timeout(PATIENCE_S), api.get(SEARCH) as response:
-        assert [match["session_id"] for match in (await told(response))["data"]] == ["s"]
+        assert [match["session_id"] for match in (await read_json(response))["data"]] == ["s"]
 
 
 async def test_search_timeout_is_503_with_retry(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ async def test_search_timeout_is_503_with_retry(api: Api, monkeypatch: pytest.Mo
     for module in ("hermes.store.engine", "hermes.store.sqlite.engine"):
         monkeypatch.setattr(f"{module}.SLOW_READ_S_MAX", 0.05)
     async with asyncio.timeout(PATIENCE_S), api.get(SEARCH) as response:
-        error = await refused(response, 503, "session_db_unavailable")
+        error = await read_error(response, 503, "session_db_unavailable")
         assert (response.headers["Retry-After"], response.headers["x-should-retry"]) == ("1", "true")
     assert "no answer within 0.05 s" in error["message"]
     assert "out of reach" not in error["message"]

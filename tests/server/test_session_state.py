@@ -14,7 +14,7 @@ from hermes.store.sessions import SessionDB
 from hermes.tools.process import Background, Processes
 from support.model_server import Call, Reply
 
-from .clients import Json, eventually, told
+from .clients import Json, eventually, read_json
 from .conftest import Api, Start
 from .test_keys import ANNA, BEN, KEYS, bearer
 
@@ -29,7 +29,7 @@ async def turn(api: Api, key: str, session_id: str, *calls: Call) -> list[Json]:
     headers = {**bearer(key), "X-Hermes-Session-Id": session_id}
     body = {"messages": [{"role": "user", "content": "go"}]}
     async with api.post("/v1/chat/completions", body, headers=headers) as response:
-        await told(response)
+        await read_json(response)
     messages = api.model.requests[-1].body["messages"]
     return [json.loads(m["content"]) for m in messages if m["role"] == "tool"]
 
@@ -40,7 +40,7 @@ def command(text: str, **more: Any) -> Call:
 
 async def delete(api: Api, key: str, session_id: str) -> None:
     async with api.delete(f"/api/sessions/{session_id}", headers=bearer(key)) as response:
-        await told(response)
+        await read_json(response)
 
 
 @pytest.fixture
@@ -61,15 +61,15 @@ async def test_new_session_with_reused_id_has_no_state(api: Api, home_folder: Pa
         assert ("anna", PLAIN) not in api.app.services.session_states._states
     else:  # the listeners of this process hear nothing of it
         listeners = api.app.store.blocking.engine.deletion_listeners
-        kept, listeners[:] = [*listeners], []
+        saved, listeners[:] = [*listeners], []
         db = SessionDB(home_folder / "state.db")
         assert db.delete_session(PLAIN)
         db.close()
-        listeners[:] = kept
+        listeners[:] = saved
     [result] = await turn(api, heir, PLAIN, command('echo "[$MELON] $PWD"'))
     assert result["output"].startswith("[] ") and not result["output"].startswith("[] /tmp\n")
-    desk = api.app.services.session_states.of("anna" if heir == ANNA else "ben", PLAIN)
-    assert desk is not anna and not desk.granted and not desk.yolo
+    inherited = api.app.services.session_states.of("anna" if heir == ANNA else "ben", PLAIN)
+    assert inherited is not anna and not inherited.granted and not inherited.yolo
 
 
 async def test_session_state_is_not_shared_between_owners(api: Api) -> None:
@@ -101,36 +101,36 @@ async def test_sessions_with_similar_ids_have_own_uploads(start: Start, home_fol
         headers = {**bearer(key), "X-Hermes-Session-Id": session_id}
         body = {"messages": [{"role": "user", "content": content}]}
         async with api.post("/v1/chat/completions", body, headers=headers) as response:
-            await told(response)
+            await read_json(response)
     assert {folder.name for folder in (home_folder / "uploads").iterdir()} == {folder_name("a b"), "a_b"}
 
 
 async def test_background_processes_end_with_session(api: Api) -> None:
     begin = command("sleep 600", background=True, notify_on_complete=True)
-    [begun] = await turn(api, ANNA, PLAIN, begin)
+    [started] = await turn(api, ANNA, PLAIN, begin)
     [process] = api.app.services.outside.processes.of("anna", PLAIN)
     await delete(api, ANNA, PLAIN)
     await eventually(process.ended.wait)
     listing, polled = await turn(
         api, BEN, PLAIN, Call("process", {"action": "list"}),
-        Call("process", {"action": "poll", "session_id": begun["session_id"]}),
+        Call("process", {"action": "poll", "session_id": started["session_id"]}),
     )  # fmt: skip
     assert listing["processes"] == [] and polled["state"] == "lost"
-    assert begun["session_id"] not in json.dumps(api.model.requests[0].body)
+    assert started["session_id"] not in json.dumps(api.model.requests[0].body)
 
 
 def _background(owner: str, number: int, *, ended: bool = False) -> Background:
-    made = Background(f"proc_{owner}{number}", owner, "s", "true", None, None)  # type: ignore[arg-type]
+    background = Background(f"proc_{owner}{number}", owner, "s", "true", None, None)  # type: ignore[arg-type]
     if ended:
-        made.ended.set()
-    return made
+        background.ended.set()
+    return background
 
 
 async def test_background_process_limit_is_per_owner() -> None:
     processes = Processes()
     for number in range(BACKGROUND_MAX):
-        made = _background("anna", number)
-        processes._processes[made.id] = made
+        process = _background("anna", number)
+        processes._processes[process.id] = process
     over = _background("ben", 0, ended=True)
     processes._processes[over.id] = over
     assert not processes.make_room("anna") and processes.make_room("ben")

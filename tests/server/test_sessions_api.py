@@ -14,7 +14,18 @@ from hermes.store.sessions import SessionDB
 from hermes.tools.framework.registry import Registry, ToolContext, ToolDef
 from support.model_server import Call, Reply
 
-from .clients import Frame, HeldModel, Json, Stream, eventually, refused, sent, stream_of, system_of, told
+from .clients import (
+    Frame,
+    HeldModel,
+    Json,
+    Stream,
+    eventually,
+    read_error,
+    read_json,
+    sent_messages,
+    stream_of,
+    system_of,
+)
 from .conftest import Api, Start
 
 SESSIONS = "/api/sessions"
@@ -31,20 +42,20 @@ MESSAGE = {
 }  # fmt: skip
 
 
-async def made(api: Api, **fields: Any) -> Json:
+async def create_session(api: Api, **fields: Any) -> Json:
     async with api.post(SESSIONS, fields) as response:
-        session: Json = (await told(response, 201))["session"]
+        session: Json = (await read_json(response, 201))["session"]
         return session
 
 
-async def got(api: Api, path: str, **more: Any) -> Json:
+async def get_json(api: Api, path: str, **more: Any) -> Json:
     async with api.get(path, **more) as response:
-        return await told(response)
+        return await read_json(response)
 
 
 async def chat(api: Api, session_id: str, message: Any = "hi", **fields: Any) -> Json:
     async with api.post(f"{SESSIONS}/{session_id}/chat", {"message": message, **fields}) as response:
-        return await told(response)
+        return await read_json(response)
 
 
 async def streamed(api: Api, session_id: str, message: Any = "hi", headers: Any = None, **fields: Any) -> list[Frame]:
@@ -53,15 +64,15 @@ async def streamed(api: Api, session_id: str, message: Any = "hi", headers: Any 
         return await stream_of(response)
 
 
-def names(seen: list[Frame]) -> list[str]:
+def names(frames: list[Frame]) -> list[str]:
     """The events of a stream, one of each that follow each other."""
-    found = [str(item.event) for item in seen]
-    return [name for at, name in enumerate(found) if at == 0 or found[at - 1] != name]
+    events = [str(item.event) for item in frames]
+    return [name for at, name in enumerate(events) if at == 0 or events[at - 1] != name]
 
 
-def one(seen: list[Frame], name: str) -> Json:
-    [found] = [item.data for item in seen if item.event == name]
-    return dict(found)
+def event_data(frames: list[Frame], name: str) -> Json:
+    [item] = [item.data for item in frames if item.event == name]
+    return dict(item)
 
 
 def db_of(api: Api) -> SessionDB:
@@ -80,15 +91,15 @@ def offer(api: Api, name: str, run: Any, **fields: Any) -> None:
 
 
 async def test_session_create_has_every_field(api: Api) -> None:
-    session = await made(api, id="kitchen", title="  A\ttitle ", model="m", system_prompt="Be kind.")
+    session = await create_session(api, id="kitchen", title="  A\ttitle ", model="m", system_prompt="Be kind.")
     assert set(session) == FIELDS
     assert {name: session[name] for name in ("id", "title", "source", "model")} == {
         "id": "kitchen", "title": "A title", "source": "api_server", "model": "m",
     }  # fmt: skip
     assert session["has_system_prompt"] and not session["has_model_config"]
     assert session["estimated_cost_usd"] is None and session["active_run_id"] is None
-    assert await got(api, f"{SESSIONS}/kitchen") == {"object": "hermes.session", "session": session}
-    assert set(await made(api)) == FIELDS
+    assert await get_json(api, f"{SESSIONS}/kitchen") == {"object": "hermes.session", "session": session}
+    assert set(await create_session(api)) == FIELDS
 
 
 @pytest.mark.parametrize(
@@ -107,10 +118,10 @@ async def test_session_create_has_every_field(api: Api) -> None:
     ],
 )
 async def test_rejected_session_create_leaves_nothing(api: Api, fields: Json, status: int, code: str) -> None:
-    await made(api, id="taken", title="Taken")
+    await create_session(api, id="taken", title="Taken")
     async with api.post(SESSIONS, fields) as response:
-        await refused(response, status, code)
-    assert (await got(api, SESSIONS))["total"] == 1
+        await read_error(response, status, code)
+    assert (await get_json(api, SESSIONS))["total"] == 1
 
 
 async def test_missing_or_foreign_session_is_404(api: Api) -> None:
@@ -124,15 +135,15 @@ async def test_missing_or_foreign_session_is_404(api: Api) -> None:
         ):  # fmt: skip
             more = {} if body is None else {"json": body}
             async with getattr(api, method)(f"{SESSIONS}/{session_id}{path}", **more) as response:
-                await refused(response, 404, "session_not_found")
-    assert (await got(api, SESSIONS))["data"] == []
-    assert (await got(api, f"{SESSIONS}/search?q=secret"))["data"] == []
+                await read_error(response, 404, "session_not_found")
+    assert (await get_json(api, SESSIONS))["data"] == []
+    assert (await get_json(api, f"{SESSIONS}/search?q=secret"))["data"] == []
     assert db_of(api).get_session("theirs") is not None
 
 
 async def test_session_update_is_atomic(api: Api) -> None:
-    await made(api, id="a", title="First", system_prompt="x")
-    await made(api, id="b", title="Second")
+    await create_session(api, id="a", title="First", system_prompt="x")
+    await create_session(api, id="b", title="Second")
     for body, code, param in (
         ({"title": "Second", "archived": True}, "invalid_title", "title"),
         ({"archived": True, "end_reason": "x" * 201}, "invalid_value", "end_reason"),
@@ -140,17 +151,17 @@ async def test_session_update_is_atomic(api: Api) -> None:
         ({"archived": True, "id": "c"}, "unsupported_session_field", "id"),
     ):
         async with api.patch(f"{SESSIONS}/a", body) as response:
-            await refused(response, 400, code, param)
-    session = (await got(api, f"{SESSIONS}/a"))["session"]
+            await read_error(response, 400, code, param)
+    session = (await get_json(api, f"{SESSIONS}/a"))["session"]
     assert (session["title"], session["archived"], session["end_reason"]) == ("First", False, None)
 
     body: Json = {"title": None, "archived": "true", "model": "m", "system_prompt": None, "end_reason": "done"}
     async with api.patch(f"{SESSIONS}/a", body) as response:
-        session = (await told(response))["session"]
-    shown = {name: session[name] for name in ("title", "archived", "model", "has_system_prompt", "end_reason")}
-    assert shown == {"title": None, "archived": True, "model": "m", "has_system_prompt": False, "end_reason": "done"}
+        session = (await read_json(response))["session"]
+    visible = {name: session[name] for name in ("title", "archived", "model", "has_system_prompt", "end_reason")}
+    assert visible == {"title": None, "archived": True, "model": "m", "has_system_prompt": False, "end_reason": "done"}
     async with api.patch(f"{SESSIONS}/a", {"end_reason": "again", "archived": None}) as response:
-        session = (await told(response))["session"]
+        session = (await read_json(response))["session"]
     assert session["end_reason"] == "done", "the first reason stands"
     assert session["archived"] is True
 
@@ -159,31 +170,31 @@ async def test_session_update_is_atomic(api: Api) -> None:
 
 
 async def test_session_list_pagination_has_no_gap_or_repetition(api: Api) -> None:
-    ids = [(await made(api, title=f"t{n}"))["id"] for n in range(5)]
-    seen: list[str] = []
+    ids = [(await create_session(api, title=f"t{n}"))["id"] for n in range(5)]
+    texts: list[str] = []
     cursor = ""
     while True:
-        page = await got(api, f"{SESSIONS}?limit=2{cursor}")
+        page = await get_json(api, f"{SESSIONS}?limit=2{cursor}")
         assert page["object"] == "list" and page["total"] == 5 and page["limit"] == 2 and page["offset"] == 0
-        seen += [session["id"] for session in page["data"]]
-        assert page["has_more"] == (len(seen) < 5)
+        texts += [session["id"] for session in page["data"]]
+        assert page["has_more"] == (len(texts) < 5)
         if page["next_cursor"] is None:
             break
         cursor = f"&cursor={page['next_cursor']}"
-    assert seen == ids[::-1]
-    page = await got(api, f"{SESSIONS}?limit=2&offset=4")
+    assert texts == ids[::-1]
+    page = await get_json(api, f"{SESSIONS}?limit=2&offset=4")
     assert [session["id"] for session in page["data"]] == ids[:1] and not page["has_more"]
 
 
 async def test_session_list_filters(api: Api) -> None:
     db = db_of(api)
-    await made(api, id="plain")
+    await create_session(api, id="plain")
     db.create_session("cli", "cli")
     db.create_session("sub", "subagent", kind="delegate", parent_session_id="plain")
     async with api.patch(f"{SESSIONS}/cli", {"archived": True}) as response:
-        await told(response)
+        await read_json(response)
     async with api.post(f"{SESSIONS}/plain/fork") as response:
-        fork = (await told(response, 201))["session"]["id"]
+        fork = (await read_json(response, 201))["session"]["id"]
     for query, wanted in (
         ("", {"plain", fork}),
         ("?archived=true", {"cli"}),
@@ -191,34 +202,34 @@ async def test_session_list_filters(api: Api) -> None:
         ("?archived=all&source=cli", {"cli"}),
         ("?include_children=true", {"plain", fork, "sub"}),
     ):
-        page = await got(api, SESSIONS + query)
+        page = await get_json(api, SESSIONS + query)
         assert {session["id"] for session in page["data"]} == wanted
         assert page["total"] == len(wanted)
         assert set(page["data"][0]) == FIELDS
-    parents = {session["id"]: session["parent_session_id"] for session in (await got(api, SESSIONS))["data"]}
+    parents = {session["id"]: session["parent_session_id"] for session in (await get_json(api, SESSIONS))["data"]}
     assert parents == {"plain": None, fork: "plain"}
 
 
 async def test_parent_of_other_owner_is_hidden(api: Api) -> None:
     db_of(api).create_session("theirs", "api_server", owner="tablet")
     db_of(api).create_session("mine", "api_server", parent_session_id="theirs")
-    assert (await got(api, f"{SESSIONS}/mine"))["session"]["parent_session_id"] is None
+    assert (await get_json(api, f"{SESSIONS}/mine"))["session"]["parent_session_id"] is None
 
 
 # ---- messages
 
 
 async def test_messages_pagination_latest_first_in_order(api: Api) -> None:
-    await made(api, id="s")
+    await create_session(api, id="s")
     ids = [db_of(api).append_message("s", "user", f"m{n}") for n in range(6)]
     path = f"{SESSIONS}/s/messages"
 
     async def page(query: str) -> tuple[list[int], bool]:
-        found = await got(api, path + query)
-        assert found["session_id"] == "s" and found["total"] == 6
-        listed = [message["id"] for message in found["data"]]
-        assert (found["first_id"], found["last_id"]) == ((listed[0], listed[-1]) if listed else (None, None))
-        return listed, found["has_more"]
+        body = await get_json(api, path + query)
+        assert body["session_id"] == "s" and body["total"] == 6
+        listed = [message["id"] for message in body["data"]]
+        assert (body["first_id"], body["last_id"]) == ((listed[0], listed[-1]) if listed else (None, None))
+        return listed, body["has_more"]
 
     assert await page("") == (ids, False)
     assert await page("?limit=2") == (ids[4:], True)
@@ -244,24 +255,24 @@ async def test_messages_pagination_latest_first_in_order(api: Api) -> None:
     ("query", "param"), [("order=newest", "order"), ("offset=-1", "offset"), ("offset=x", "offset")]
 )
 async def test_invalid_messages_page_is_rejected(api: Api, query: str, param: str) -> None:
-    await made(api, id="s")
+    await create_session(api, id="s")
     async with api.get(f"{SESSIONS}/s/messages?{query}") as response:
         assert (response.status, (await response.json())["error"]["param"]) == (400, param)
 
 
 async def test_messages_show_reasoning_and_hidden_rows_on_request(api: Api) -> None:
-    await made(api, id="s")
+    await create_session(api, id="s")
     db = db_of(api)
     db.append_message("s", "user", "gone")
     target = db.append_message("s", "user", "taken back")
     db.rewind_to_message("s", target)
     db.append_message("s", "assistant", "answer", reasoning="because")
-    plain = (await got(api, f"{SESSIONS}/s/messages"))["data"]
+    plain = (await get_json(api, f"{SESSIONS}/s/messages"))["data"]
     assert [message["content"] for message in plain] == ["gone", "answer"]
     assert set(plain[0]) == MESSAGE
-    shown = (await got(api, f"{SESSIONS}/s/messages", headers={"X-Hermes-Reasoning": "on"}))["data"]
-    assert shown[1]["reasoning"] == shown[1]["reasoning_content"] == "because"
-    everything = (await got(api, f"{SESSIONS}/s/messages?include_inactive=1"))["data"]
+    rows = (await get_json(api, f"{SESSIONS}/s/messages", headers={"X-Hermes-Reasoning": "on"}))["data"]
+    assert rows[1]["reasoning"] == rows[1]["reasoning_content"] == "because"
+    everything = (await get_json(api, f"{SESSIONS}/s/messages?include_inactive=1"))["data"]
     assert [(m["content"], m["active"]) for m in everything] == [
         ("gone", True),
         ("taken back", False),
@@ -270,25 +281,25 @@ async def test_messages_show_reasoning_and_hidden_rows_on_request(api: Api) -> N
 
 
 async def test_messages_hide_compaction(api: Api) -> None:
-    await made(api, id="s")
+    await create_session(api, id="s")
     db = db_of(api)
     ids = [db.append_message("s", "assistant" if n % 2 else "user", f"word{n}") for n in range(6)]
-    seen = db.get_messages_as_conversation("s")
+    messages = db.get_messages_as_conversation("s")
     for text in ("summary one", "summary two"):
-        db.archive_and_compact("s", [seen[0], {"role": "user", "content": text}, seen[-1]])
-    found = await got(api, f"{SESSIONS}/s/messages")
-    assert [(m["id"], m["content"]) for m in found["data"]] == [(ids[n], f"word{n}") for n in range(6)]
-    assert (found["total"], (await got(api, f"{SESSIONS}/s"))["session"]["message_count"]) == (6, 6)
-    everything = (await got(api, f"{SESSIONS}/s/messages?include_inactive=1"))["data"]
+        db.archive_and_compact("s", [messages[0], {"role": "user", "content": text}, messages[-1]])
+    body = await get_json(api, f"{SESSIONS}/s/messages")
+    assert [(m["id"], m["content"]) for m in body["data"]] == [(ids[n], f"word{n}") for n in range(6)]
+    assert (body["total"], (await get_json(api, f"{SESSIONS}/s"))["session"]["message_count"]) == (6, 6)
+    everything = (await get_json(api, f"{SESSIONS}/s/messages?include_inactive=1"))["data"]
     assert [m["content"] for m in everything if m["model_only"]] == ["summary one", "summary two"]
     assert [m["id"] for m in everything if not m["model_only"]] == ids
-    exported = await got(api, f"{SESSIONS}/s/export")
+    exported = await get_json(api, f"{SESSIONS}/s/export")
     assert [m["id"] for m in exported["messages"]] == ids
     async with api.get(f"{SESSIONS}/s/export?format=markdown") as response:
         text = await response.text()
     assert [text.count(f"word{n}") for n in range(6)] == [2, 1, 1, 1, 1, 1]  # the first one is the heading too
     assert "summary" not in text
-    hits = (await got(api, f"{SESSIONS}/search?q=word3+OR+summary"))["data"]
+    hits = (await get_json(api, f"{SESSIONS}/search?q=word3+OR+summary"))["data"]
     assert [hit["message_id"] for hit in hits] == [ids[3]]
 
 
@@ -296,9 +307,9 @@ async def test_messages_hide_compaction(api: Api) -> None:
 
 
 async def test_session_search_messages_and_titles_with_highlights(api: Api) -> None:
-    await made(api, id="s", title="Apple pie")
+    await create_session(api, id="s", title="Apple pie")
     db_of(api).append_message("s", "user", ">>> print('apple') <<< and an apple")
-    page = await got(api, f"{SESSIONS}/search?q=apple")
+    page = await get_json(api, f"{SESSIONS}/search?q=apple")
     assert page["object"] == "list" and page["complete"] is True and page["has_more"] is False and page["total"] == 2
     title, message = page["data"]
     assert (title["message_id"], title["snippet"], title["highlights"]) == (None, "Apple pie", [[0, 5]])
@@ -309,24 +320,24 @@ async def test_session_search_messages_and_titles_with_highlights(api: Api) -> N
 
 async def test_session_search_pagination(api: Api) -> None:
     for n in range(3):
-        await made(api, id=f"s{n}", title=f"pear {n}")
+        await create_session(api, id=f"s{n}", title=f"pear {n}")
         for at in range(3):
             db_of(api).append_message(f"s{n}", "user" if at else "assistant", f"pear number {at} of {n}")
-    seen: list[Any] = []
+    pairs: list[Any] = []
     cursor = ""
     while True:
-        page = await got(api, f"{SESSIONS}/search?q=pear&limit=5&sort=newest{cursor}")
+        page = await get_json(api, f"{SESSIONS}/search?q=pear&limit=5&sort=newest{cursor}")
         assert page["total"] == 12
-        seen += [(hit["session_id"], hit["message_id"]) for hit in page["data"]]
+        pairs += [(hit["session_id"], hit["message_id"]) for hit in page["data"]]
         if page["next_cursor"] is None:
             break
         cursor = f"&cursor={page['next_cursor']}"
-    assert len(seen) == len(set(seen)) == 12
-    assert [hit for hit in seen if hit[1] is None] == seen[:3], "titles stand before messages"
-    said = [hit[1] for hit in seen[3:]]
-    assert said == sorted(said, reverse=True)
+    assert len(pairs) == len(set(pairs)) == 12
+    assert [hit for hit in pairs if hit[1] is None] == pairs[:3], "titles stand before messages"
+    texts = [hit[1] for hit in pairs[3:]]
+    assert texts == sorted(texts, reverse=True)
     for query, count in (("role=assistant", 3), ("session_id=s1", 4), ("source=cli", 0)):
-        assert len((await got(api, f"{SESSIONS}/search?q=pear&{query}"))["data"]) == count
+        assert len((await get_json(api, f"{SESSIONS}/search?q=pear&{query}"))["data"]) == count
 
 
 @pytest.mark.parametrize(
@@ -343,16 +354,16 @@ async def test_session_search_pagination(api: Api) -> None:
 )
 async def test_session_search_titles_like_messages(api: Api, query: str, titles: set[str]) -> None:
     for name, title in (("a", "Green tea"), ("b", "Blue tea"), ("c", "tea 100% pure")):
-        await made(api, id=name, title=title)
-    page = await got(api, f"{SESSIONS}/search?q={query}")
+        await create_session(api, id=name, title=title)
+    page = await get_json(api, f"{SESSIONS}/search?q={query}")
     assert {hit["session_id"] for hit in page["data"]} == titles
 
 
 async def test_session_search_snippet_is_short(api: Api) -> None:
-    await made(api, id="s")
+    await create_session(api, id="s")
     db_of(api).append_message("s", "user", f"{'x' * 400} needle {'y' * 400} 苹果 is an apple")
     for query, word in (("needle", "needle"), ("苹果", "苹果")):
-        [hit] = (await got(api, f"{SESSIONS}/search?q={query}"))["data"]
+        [hit] = (await get_json(api, f"{SESSIONS}/search?q={query}"))["data"]
         assert len(hit["snippet"]) <= 300
         assert [hit["snippet"][a:b] for a, b in hit["highlights"]] == [word]
 
@@ -362,7 +373,7 @@ async def test_session_search_snippet_is_short(api: Api) -> None:
 
 async def test_session_export_import_round_trip(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
-    await made(api, id="s", title="Greeting", system_prompt="Be kind.")
+    await create_session(api, id="s", title="Greeting", system_prompt="Be kind.")
     await chat(api, "s", "hi")
     async with api.get(f"{SESSIONS}/s/export") as response:
         item = json.loads(await response.read())
@@ -373,33 +384,33 @@ async def test_session_export_import_round_trip(api: Api) -> None:
         assert response.headers["Content-Type"] == "text/markdown; charset=utf-8"
         assert (await response.text()).startswith("# Greeting\n")
     async with api.delete(f"{SESSIONS}/s") as response:
-        await told(response)
+        await read_json(response)
     bad = {**item, "id": "t", "messages": [{"role": "nobody"}]}
     for sessions, imported, skipped, errors in (([item, bad], 0, 0, 1), ([item], 1, 0, 0), ([item], 0, 1, 0)):
         async with api.post(f"{SESSIONS}/import", {"sessions": sessions}) as response:
-            done = await told(response)
-        assert (done["object"], done["imported"], done["skipped"]) == ("hermes.session.import", imported, skipped)
-        assert [error["index"] for error in done["errors"]] == [1] * errors
-    messages = (await got(api, f"{SESSIONS}/s/messages"))["data"]
+            body = await read_json(response)
+        assert (body["object"], body["imported"], body["skipped"]) == ("hermes.session.import", imported, skipped)
+        assert [error["index"] for error in body["errors"]] == [1] * errors
+    messages = (await get_json(api, f"{SESSIONS}/s/messages"))["data"]
     assert [(m["role"], m["content"]) for m in messages] == [("user", "hi"), ("assistant", "Hello.")]
 
 
 async def test_imported_sessions_belong_to_importer(api: Api) -> None:
     item = {"format": "hermes.session/1", "id": "s", "owner": "tablet"}
     async with api.post(f"{SESSIONS}/import", {"sessions": [item]}) as response:
-        assert (await told(response))["imported"] == 1
-    assert (await got(api, f"{SESSIONS}/s"))["session"]["id"] == "s"
+        assert (await read_json(response))["imported"] == 1
+    assert (await get_json(api, f"{SESSIONS}/s"))["session"]["id"] == "s"
 
 
 async def test_session_files_list_and_download(api: Api, tmp_path: Path) -> None:
-    await made(api, id="s")
+    await create_session(api, id="s")
     path = tmp_path / "note"
     path.write_bytes(b"\x00milk" * 100_000)
     size = path.stat().st_size
     add = db_of(api).add_file
     file_id = add("s", 'Einkauf "ä".txt', bytes=size, mime="text/plain", direction="in", path=path)
     lost = add("s", "lost", bytes=1, mime="text/plain", direction="out", path=tmp_path / "none")
-    page = await got(api, f"{SESSIONS}/s/files")
+    page = await get_json(api, f"{SESSIONS}/s/files")
     assert page["total"] == 2 and not page["has_more"]
     assert set(page["data"][0]) == {"id", "name", "bytes", "mime", "created_at", "direction"}
     async with api.get(f"{SESSIONS}/s/files/{file_id}") as response:
@@ -410,24 +421,24 @@ async def test_session_files_list_and_download(api: Api, tmp_path: Path) -> None
         assert name == "attachment; filename=\"Einkauf ___.txt\"; filename*=UTF-8''Einkauf%20%22%C3%A4%22.txt"
     async with api.client.head(f"{api.url}{SESSIONS}/s/files/{file_id}") as response:
         assert response.status == 200 and response.headers["Content-Length"] == str(size)
-    await made(api, id="other")
+    await create_session(api, id="other")
     for path_of in (f"s/files/{lost}", "s/files/file_none", f"other/files/{file_id}"):
         async with api.get(f"{SESSIONS}/{path_of}") as response:
-            await refused(response, 404, "file_not_found")
+            await read_error(response, 404, "file_not_found")
 
 
 # ---- forks
 
 
 async def test_session_fork(api: Api) -> None:
-    await made(api, id="s", title="Trip", system_prompt="Be kind.")
+    await create_session(api, id="s", title="Trip", system_prompt="Be kind.")
     ids = [db_of(api).append_message("s", role, text) for role, text in (("user", "a"), ("assistant", "b"))]
     db_of(api).append_message("s", "user", "c")
     async with api.post(f"{SESSIONS}/s/fork", {"at_message_id": ids[1]}) as response:
-        fork = (await told(response, 201))["session"]
+        fork = (await read_json(response, 201))["session"]
     assert (fork["title"], fork["parent_session_id"], fork["forked_at_message_id"]) == ("Trip #2", "s", ids[1])
     assert fork["has_system_prompt"] and fork["message_count"] == 2
-    source = (await got(api, f"{SESSIONS}/s"))["session"]
+    source = (await get_json(api, f"{SESSIONS}/s"))["session"]
     assert (source["end_reason"], source["message_count"]) == ("branched", 3)
     for body, status, code in (
         ({"at_message_id": 10**9}, 404, "message_not_found"),
@@ -436,54 +447,54 @@ async def test_session_fork(api: Api) -> None:
         ({"title": "Trip"}, 400, "invalid_title"),
     ):
         async with api.post(f"{SESSIONS}/s/fork", body) as response:
-            await refused(response, status, code)
-    assert (await got(api, SESSIONS))["total"] == 2
+            await read_error(response, status, code)
+    assert (await get_json(api, SESSIONS))["total"] == 2
 
 
 async def test_session_fork_before_a_message_and_its_branches(api: Api) -> None:
-    await made(api, id="s", reasoning_effort="low", toolsets=["todo"])
+    await create_session(api, id="s", reasoning_effort="low", toolsets=["todo"])
     ids = [db_of(api).append_message("s", role, text) for role, text in (("user", "a"), ("assistant", "b"))]
     async with api.post(f"{SESSIONS}/s/fork", {"id": "f", "before_message_id": ids[1]}) as response:
-        fork = (await told(response, 201))["session"]
+        fork = (await read_json(response, 201))["session"]
     assert (fork["message_count"], fork["reasoning_effort"], fork["toolsets"]) == (1, "low", ["todo"])
     async with api.post(f"{SESSIONS}/f/fork", {"id": "g", "before_message_id": ids[0]}) as response:
-        await refused(response, 404, "message_not_found", "before_message_id")  # it is of another session
+        await read_error(response, 404, "message_not_found", "before_message_id")  # it is of another session
     async with api.post(f"{SESSIONS}/s/fork", {"id": "g", "before_message_id": ids[0]}) as response:
-        assert (await told(response, 201))["session"]["message_count"] == 0
+        assert (await read_json(response, 201))["session"]["message_count"] == 0
     for session_id in ("s", "f", "g"):
-        found = (await got(api, f"{SESSIONS}/{session_id}/branches"))["data"]
-        assert [(one["id"], one["parent_session_id"], one["shared_messages"]) for one in found] == [
+        branches = (await get_json(api, f"{SESSIONS}/{session_id}/branches"))["data"]
+        assert [(branch["id"], branch["parent_session_id"], branch["shared_messages"]) for branch in branches] == [
             ("s", None, 0), ("f", "s", 1), ("g", "s", 0),
         ]  # fmt: skip
-        assert all(set(one) == FIELDS | {"shared_messages"} for one in found)
+        assert all(set(branch) == FIELDS | {"shared_messages"} for branch in branches)
     for body, code, param in (
         ({"at_message_id": ids[0], "before_message_id": ids[0]}, "invalid_value", "before_message_id"),
         ({"before_message_id": "x"}, "invalid_type", "before_message_id"),
     ):
         async with api.post(f"{SESSIONS}/s/fork", body) as response:
-            await refused(response, 400, code, param)
+            await read_error(response, 400, code, param)
 
 
 async def test_session_fork_copies_finished_turns_only(start: Start) -> None:
-    held = HeldModel(Reply(text="One."), Reply(text=["Two", "."]))
-    await held.start()
-    api = await start(settings=held.settings)
-    await made(api, id="s")
-    held.let_all()
+    held_model = HeldModel(Reply(text="One."), Reply(text=["Two", "."]))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
+    await create_session(api, id="s")
+    held_model.release_all()
     await chat(api, "s", "first")
-    held._open = False
-    held._gate = asyncio.Semaphore(0)
+    held_model._open = False
+    held_model._gate = asyncio.Semaphore(0)
     turn = asyncio.create_task(chat(api, "s", "second"))
-    await held.asked(2)
+    await held_model.wait_for_request(2)
     async with api.post(f"{SESSIONS}/s/fork") as response:
-        fork = (await told(response, 201))["session"]["id"]
-    running = (await got(api, f"{SESSIONS}/s"))["session"]["active_run_id"]
+        fork = (await read_json(response, 201))["session"]["id"]
+    running = (await get_json(api, f"{SESSIONS}/s"))["session"]["active_run_id"]
     assert running.startswith("run_")
-    held.let_all()
+    held_model.release_all()
     assert (await turn)["run_id"] == running
-    copied = (await got(api, f"{SESSIONS}/{fork}/messages"))["data"]
+    copied = (await get_json(api, f"{SESSIONS}/{fork}/messages"))["data"]
     assert [message["content"] for message in copied] == ["first", "One."]
-    await held.stop()
+    await held_model.stop()
 
 
 # ---- turns
@@ -491,31 +502,31 @@ async def test_session_fork_copies_finished_turns_only(start: Start) -> None:
 
 async def test_session_chat_uses_stored_history(api: Api) -> None:
     api.model.script = [Reply(text="One."), Reply(text="Two.")]
-    await made(api, id="s", system_prompt="Speak plainly.")
+    await create_session(api, id="s", system_prompt="Speak plainly.")
     first = await chat(api, "s", "first")
     assert first["object"] == "hermes.session.chat.completion" and first["session_id"] == "s"
     assert first["message"] == {"role": "assistant", "content": "One."}
     assert (first["completed"], first["partial"], first["interrupted"]) == (True, False, False)
     assert first["usage"]["total_tokens"] == 15
     async with api.post(f"{SESSIONS}/s/chat", {"input": "second", "instructions": "In short."}) as response:
-        second = await told(response)
+        second = await read_json(response)
         assert response.headers["X-Hermes-Run-Id"] == second["run_id"]
         assert response.headers["X-Hermes-Session-Id"] == "s"
         assert response.headers["X-Hermes-History"] == "stored; messages=2; ignored=0"
-    asked = api.model.requests[1]
-    assert sent(asked) == [("user", "first"), ("assistant", "One."), ("user", "second")]
-    assert "Speak plainly." in system_of(asked) and "In short." in system_of(asked)
-    session = (await got(api, f"{SESSIONS}/s"))["session"]
+    request = api.model.requests[1]
+    assert sent_messages(request) == [("user", "first"), ("assistant", "One."), ("user", "second")]
+    assert "Speak plainly." in system_of(request) and "In short." in system_of(request)
+    session = (await get_json(api, f"{SESSIONS}/s"))["session"]
     assert session["message_count"] == 4 and session["active_run_id"] is None and session["api_call_count"] == 2
 
 
 async def test_session_chat_reopens_session(api: Api) -> None:
     api.model.script = [Reply(text="Hello.")]
-    await made(api, id="s")
+    await create_session(api, id="s")
     async with api.patch(f"{SESSIONS}/s", {"end_reason": "done"}) as response:
-        await told(response)
+        await read_json(response)
     await chat(api, "s")
-    assert (await got(api, f"{SESSIONS}/s"))["session"]["ended_at"] is None
+    assert (await get_json(api, f"{SESSIONS}/s"))["session"]["ended_at"] is None
 
 
 async def test_session_model_is_alias_or_default(start: Start) -> None:
@@ -523,8 +534,8 @@ async def test_session_model_is_alias_or_default(start: Start) -> None:
         *[Reply(text="Hello.", continues=False)] * 4,
         model_routes={"fast": {"model": "small"}, "slow": {"model": "large"}},
     )
-    await made(api, id="fast", model="fast")
-    await made(api, id="other", model="hermes-agent")
+    await create_session(api, id="fast", model="fast")
+    await create_session(api, id="other", model="hermes-agent")
     await chat(api, "fast")
     await chat(api, "fast", model="slow")
     await chat(api, "fast", model="hermes-agent")
@@ -545,18 +556,18 @@ async def test_session_model_is_alias_or_default(start: Start) -> None:
     ],
 )
 async def test_invalid_session_chat_is_rejected(api: Api, body: Json, code: str) -> None:
-    await made(api, id="s")
+    await create_session(api, id="s")
     for path in ("chat", "chat/stream"):
         async with api.post(f"{SESSIONS}/s/{path}", body) as response:
-            await refused(response, 400, code)
-    assert (await got(api, f"{SESSIONS}/s"))["session"]["message_count"] == 0
+            await read_error(response, 400, code)
+    assert (await get_json(api, f"{SESSIONS}/s"))["session"]["message_count"] == 0
 
 
 async def test_failed_session_chat_is_reported(api: Api) -> None:
     api.model.script = [Reply(status=401, error="bad key"), Reply(text="Half an ans", finish="length")]
-    await made(api, id="s")
+    await create_session(api, id="s")
     async with api.post(f"{SESSIONS}/s/chat", {"message": "hi"}) as response:
-        error = await refused(response, 502, "provider_auth_failed")
+        error = await read_error(response, 502, "provider_auth_failed")
         assert error["hermes"]["failed"] is True
         assert response.headers["X-Hermes-Completed"] == "false" and response.headers["x-should-retry"] == "false"
     cut = await chat(api, "s", "again", max_tokens=5)
@@ -565,28 +576,28 @@ async def test_failed_session_chat_is_reported(api: Api) -> None:
 
 
 async def test_busy_session_is_not_deleted_and_takes_no_second_turn(start: Start) -> None:
-    held = HeldModel(Reply(text="Hello."))
-    await held.start()
-    api = await start(settings=held.settings, session_wait_seconds=0)
-    await made(api, id="s")
+    held_model = HeldModel(Reply(text="Hello."))
+    await held_model.start()
+    api = await start(settings=held_model.settings, session_wait_seconds=0)
+    await create_session(api, id="s")
     turn = asyncio.create_task(chat(api, "s"))
-    await held.asked()
+    await held_model.wait_for_request()
     async with api.delete(f"{SESSIONS}/s") as response:
-        await refused(response, 409, "session_busy")
+        await read_error(response, 409, "session_busy")
         assert response.headers["Retry-After"] == "1"
         running = response.headers["X-Hermes-Run-Id"]
     async with api.post(f"{SESSIONS}/s/chat", {"message": "me too"}) as response:
-        await refused(response, 409, "session_busy")
+        await read_error(response, 409, "session_busy")
         assert response.headers["X-Hermes-Run-Id"] == running
     async with api.patch(f"{SESSIONS}/s", {"title": "Meanwhile"}) as response:
-        await told(response)
-    held.let_all()
+        await read_json(response)
+    held_model.release_all()
     assert (await turn)["run_id"] == running
     async with api.delete(f"{SESSIONS}/s") as response:
-        assert await told(response) == {"object": "hermes.session.deleted", "id": "s", "deleted": True}
+        assert await read_json(response) == {"object": "hermes.session.deleted", "id": "s", "deleted": True}
     async with api.get(f"/v1/runs/{running}") as response:
-        await refused(response, 404, "run_not_found")
-    await held.stop()
+        await read_error(response, 404, "run_not_found")
+    await held_model.stop()
 
 
 # ---- streams
@@ -598,116 +609,122 @@ async def test_session_stream_event_order(api: Api) -> None:
         Reply(text=["Let me", " see."], tool_calls=[Call("todo", todo, id="call_1")]),
         Reply(text=["All", " done."]),
     ]
-    await made(api, id="s")
-    seen = await streamed(api, "s", "shopping")
-    assert names(seen) == [
+    await create_session(api, id="s")
+    events = await streamed(api, "s", "shopping")
+    assert names(events) == [
         "run.started", "message.started", "assistant.delta", "tool.started", "tool.completed", "assistant.delta",
         "assistant.completed", "run.completed", "done",
     ]  # fmt: skip
-    assert [item.data["seq"] for item in seen] == list(range(1, len(seen) + 1))
-    run_id = seen[0].data["run_id"]
-    assert {(item.data["session_id"], item.data["run_id"]) for item in seen} == {("s", run_id)}
-    assert all(isinstance(item.data["ts"], float) and item.id is None for item in seen)
-    assert one(seen, "run.started")["user_message"] == {"role": "user", "content": "shopping"}
-    message = one(seen, "message.started")["message"]
+    assert [item.data["seq"] for item in events] == list(range(1, len(events) + 1))
+    run_id = events[0].data["run_id"]
+    assert {(item.data["session_id"], item.data["run_id"]) for item in events} == {("s", run_id)}
+    assert all(isinstance(item.data["ts"], float) and item.id is None for item in events)
+    assert event_data(events, "run.started")["user_message"] == {"role": "user", "content": "shopping"}
+    message = event_data(events, "message.started")["message"]
     assert message["role"] == "assistant"
-    deltas = [item.data for item in seen if item.event == "assistant.delta"]
+    deltas = [item.data for item in events if item.event == "assistant.delta"]
     assert "".join(delta["delta"] for delta in deltas) == "Let me see.\n\nAll done."
     assert {delta["message_id"] for delta in deltas} == {message["id"]}
-    started, finished = one(seen, "tool.started"), one(seen, "tool.completed")
+    started, finished = event_data(events, "tool.started"), event_data(events, "tool.completed")
     assert (started["tool_name"], started["tool_call_id"], started["args"]) == ("todo", "call_1", todo)
     assert {name: finished[name] for name in ("args", "preview", "error")} == {
         "args": todo, "preview": started["preview"], "error": False,
     }  # fmt: skip
     assert "milk" in finished["result"] and finished["duration"] >= 0
-    whole = one(seen, "assistant.completed")
+    whole = event_data(events, "assistant.completed")
     assert (whole["content"], whole["completed"], whole["interrupted"]) == ("All done.", True, False)
-    done = one(seen, "run.completed")
-    assert [m["role"] for m in done["messages"]] == ["assistant", "tool", "assistant"]
-    assert [m["content"] for m in done["messages"]][::2] == ["Let me see.", "All done."]
-    assert done["messages"][0]["tool_calls"][0]["function"]["name"] == "todo"
-    assert done["messages"][1]["tool_call_id"] == "call_1"
-    assert done["usage"]["total_tokens"] == 30
+    event = event_data(events, "run.completed")
+    assert [m["role"] for m in event["messages"]] == ["assistant", "tool", "assistant"]
+    assert [m["content"] for m in event["messages"]][::2] == ["Let me see.", "All done."]
+    assert event["messages"][0]["tool_calls"][0]["function"]["name"] == "todo"
+    assert event["messages"][1]["tool_call_id"] == "call_1"
+    assert event["usage"]["total_tokens"] == 30
     async with api.get(f"/v1/runs/{run_id}") as response:
-        run = await told(response)
+        run = await read_json(response)
     assert (run["kind"], run["status"], run["output"]) == ("session", "completed", "All done.")
 
 
 async def test_session_stream_reasoning_when_shown(api: Api) -> None:
     api.model.script = [Reply(text="Yes.", reasoning=["Let me ", "think."], continues=False)] * 2
-    await made(api, id="s")
+    await create_session(api, id="s")
     assert "tool.progress" not in names(await streamed(api, "s"))
-    thought = one(await streamed(api, "s", headers={"X-Hermes-Reasoning": "on"}), "tool.progress")
+    thought = event_data(await streamed(api, "s", headers={"X-Hermes-Reasoning": "on"}), "tool.progress")
     assert (thought["tool_name"], thought["delta"]) == ("_thinking", "Let me think.")
 
 
 async def test_session_stream_first_events_are_immediate(start: Start) -> None:
-    held = HeldModel(Reply(text=["He", "llo."]))
-    await held.start()
-    api = await start(settings=held.settings)
-    await made(api, id="s")
+    held_model = HeldModel(Reply(text=["He", "llo."]))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
+    await create_session(api, id="s")
     async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "hi"}) as response:
         stream = Stream(response)
         assert [(await stream.next()).event for _ in range(2)] == ["run.started", "message.started"]
-        held.let_all()
+        held_model.release_all()
         assert (await stream.rest())[-1].event == "done"
-    await held.stop()
+    await held_model.stop()
 
 
 async def test_session_stream_failure_ends_with_error(api: Api) -> None:
     api.model.script = [Reply(status=401, error="bad key"), Reply(text="Half an ans", finish="length")]
-    await made(api, id="s")
-    seen = await streamed(api, "s")
-    assert names(seen)[-4:] == ["assistant.completed", "error", "run.failed", "done"]
-    assert one(seen, "error")["code"] == one(seen, "run.failed")["error_code"] == "provider_auth_failed"
-    assert one(seen, "error")["message"] == one(seen, "run.failed")["error"]
-    assert one(seen, "run.failed")["messages"] == []
-    seen = await streamed(api, "s", max_tokens=5)
-    assert one(seen, "assistant.completed")["content"] == "Half an ans"
-    assert one(seen, "run.failed")["error_code"] == "output_truncated"
-    assert [m["content"] for m in one(seen, "run.failed")["messages"]] == ["Half an ans"]
+    await create_session(api, id="s")
+    events = await streamed(api, "s")
+    assert names(events)[-4:] == ["assistant.completed", "error", "run.failed", "done"]
+    assert (
+        event_data(events, "error")["code"] == event_data(events, "run.failed")["error_code"] == "provider_auth_failed"
+    )
+    assert event_data(events, "error")["message"] == event_data(events, "run.failed")["error"]
+    assert event_data(events, "run.failed")["messages"] == []
+    events = await streamed(api, "s", max_tokens=5)
+    assert event_data(events, "assistant.completed")["content"] == "Half an ans"
+    assert event_data(events, "run.failed")["error_code"] == "output_truncated"
+    assert [m["content"] for m in event_data(events, "run.failed")["messages"]] == ["Half an ans"]
 
 
 async def test_session_stream_interrupt_ends_as_cancelled(start: Start) -> None:
-    held = HeldModel(Reply(text=["Hel", "lo", "."]))
-    await held.start()
-    api = await start(settings=held.settings)
-    await made(api, id="s")
+    held_model = HeldModel(Reply(text=["Hel", "lo", "."]))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
+    await create_session(api, id="s")
     async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "hi"}) as response:
         stream = Stream(response)
-        held.let(2)
-        seen = await stream.until(lambda item: item.event == "assistant.delta")
-        async with api.post(f"/v1/runs/{seen[0].data['run_id']}/stop") as stopped:
-            assert (await told(stopped))["status"] == "stopping"
-        seen += await stream.rest()
-    assert names(seen)[-3:] == ["assistant.completed", "run.cancelled", "done"]
-    assert one(seen, "run.cancelled")["reason"] == "stop"
-    whole = one(seen, "assistant.completed")
+        held_model.release(2)
+        frames = await stream.until(lambda item: item.event == "assistant.delta")
+        async with api.post(f"/v1/runs/{frames[0].data['run_id']}/stop") as stopped:
+            assert (await read_json(stopped))["status"] == "stopping"
+        frames += await stream.rest()
+    assert names(frames)[-3:] == ["assistant.completed", "run.cancelled", "done"]
+    assert event_data(frames, "run.cancelled")["reason"] == "stop"
+    whole = event_data(frames, "assistant.completed")
     assert whole["interrupted"] and not whole["completed"] and whole["content"].startswith("Hel")
-    assert [m["content"] for m in one(seen, "run.cancelled")["messages"]] == [whole["content"]]
-    held.let_all()
-    await held.stop()
+    assert [m["content"] for m in event_data(frames, "run.cancelled")["messages"]] == [whole["content"]]
+    held_model.release_all()
+    await held_model.stop()
 
 
 async def test_session_stream_clarify_is_answered_through_run(api: Api) -> None:
     ask = Call("clarify", {"question": "Which?", "choices": ["red", "blue"]}, id="call_1")
     api.model.script = [Reply(tool_calls=[ask]), Reply(text="Red it is.")]
-    await made(api, id="s")
+    await create_session(api, id="s")
     async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "paint it"}) as response:
         stream = Stream(response)
-        seen = await stream.until(lambda item: item.event == "clarify.request")
-        asked = seen[-1].data
-        assert (asked["question"], asked["choices"], asked["tool_call_id"]) == ("Which?", ["red", "blue"], "call_1")
-        async with api.get(f"/v1/runs/{asked['run_id']}") as looked:
-            run = await told(looked)
-        assert run["status"] == "waiting_for_input" and run["pending_question"]["request_id"] == asked["request_id"]
-        async with api.post(f"/v1/runs/{asked['run_id']}/clarify", {"answer": "red"}) as answered:
-            assert await told(answered) == {
-                "object": "hermes.run.clarify_response", "run_id": asked["run_id"], "request_id": asked["request_id"],
+        frames = await stream.until(lambda item: item.event == "clarify.request")
+        request = frames[-1].data
+        assert (request["question"], request["choices"], request["tool_call_id"]) == (
+            "Which?",
+            ["red", "blue"],
+            "call_1",
+        )
+        async with api.get(f"/v1/runs/{request['run_id']}") as looked:
+            run = await read_json(looked)
+        assert run["status"] == "waiting_for_input" and run["pending_question"]["request_id"] == request["request_id"]
+        async with api.post(f"/v1/runs/{request['run_id']}/clarify", {"answer": "red"}) as clarify_response:
+            assert await read_json(clarify_response) == {
+                "object": "hermes.run.clarify_response", "run_id": request["run_id"], "request_id": request["request_id"],
             }  # fmt: skip
-        seen += await stream.rest()
-    assert one(seen, "clarify.responded")["answered"] is True
-    assert '"red"' in one(seen, "tool.completed")["result"]
+        frames += await stream.rest()
+    assert event_data(frames, "clarify.responded")["answered"] is True
+    assert '"red"' in event_data(frames, "tool.completed")["result"]
 
 
 async def test_session_stream_tool_output(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -719,58 +736,58 @@ async def test_session_stream_tool_output(api: Api, monkeypatch: pytest.MonkeyPa
 
     offer(api, "work", work)
     api.model.script = [Reply(tool_calls=[Call("work", id="call_1")]), Reply(text="Done.")]
-    await made(api, id="s")
-    seen = await streamed(api, "s")
-    output = one(seen, "tool.output")
+    await create_session(api, id="s")
+    events = await streamed(api, "s")
+    output = event_data(events, "tool.output")
     assert (output["tool_call_id"], output["offset"], output["text"]) == ("call_1", 0, "half way\n")
-    assert len(one(seen, "tool.completed")["result"]) == 20_000
+    assert len(event_data(events, "tool.completed")["result"]) == 20_000
 
 
 @pytest.mark.parametrize("path", ["chat", "chat/stream"])
 async def test_session_chat_continues_after_disconnect(start: Start, path: str) -> None:
-    held = HeldModel(Reply(text=["Hel", "lo."]))
-    await held.start()
-    api = await start(settings=held.settings)
-    await made(api, id="s")
+    held_model = HeldModel(Reply(text=["Hel", "lo."]))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
+    await create_session(api, id="s")
     request = asyncio.create_task(api.post(f"{SESSIONS}/s/{path}", {"message": "hi"}).__aenter__())
-    await held.asked()
+    await held_model.wait_for_request()
     if path == "chat":
         request.cancel()
     else:
         (await request).close()
-    held.let_all()
+    held_model.release_all()
 
     async def rows() -> list[Json]:
-        found: list[Json] = (await got(api, f"{SESSIONS}/s/messages"))["data"]
-        return found
+        data: list[Json] = (await get_json(api, f"{SESSIONS}/s/messages"))["data"]
+        return data
 
-    found = await eventually(rows, lambda found: len(found) == 2)
-    assert found[1]["content"] == "Hello." and found[1]["finish_reason"] == "stop"
-    async with api.get(f"/v1/runs/{found[1]['run_id']}") as response:
-        run = await eventually(lambda: got(api, f"/v1/runs/{found[1]['run_id']}"), lambda run: run["finished_at"])
+    result = await eventually(rows, lambda value: len(value) == 2)
+    assert result[1]["content"] == "Hello." and result[1]["finish_reason"] == "stop"
+    async with api.get(f"/v1/runs/{result[1]['run_id']}") as response:
+        run = await eventually(lambda: get_json(api, f"/v1/runs/{result[1]['run_id']}"), lambda run: run["finished_at"])
         assert response.status == 200 and run["status"] == "completed"
-    await held.stop()
+    await held_model.stop()
 
 
 async def test_session_stream_of_resumable_turn_has_no_end(start: Start) -> None:
-    held = HeldModel(Reply(text=["Hel", "lo", "."]))
-    await held.start()
-    api = await start(settings=held.settings)
-    await made(api, id="s")
+    held_model = HeldModel(Reply(text=["Hel", "lo", "."]))
+    await held_model.start()
+    api = await start(settings=held_model.settings)
+    await create_session(api, id="s")
     async with api.post(f"{SESSIONS}/s/chat/stream", {"message": "hi"}) as response:
         stream = Stream(response)
-        held.let(1)
-        seen = await stream.until(lambda item: item.event == "assistant.delta")
-        run_id = seen[0].data["run_id"]
+        held_model.release(1)
+        frames = await stream.until(lambda item: item.event == "assistant.delta")
+        run_id = frames[0].data["run_id"]
         async with api.get(f"/v1/runs/{run_id}/events") as following:
             await api.app.engine.drain(0.0)
-            seen += await stream.rest()
+            frames += await stream.rest()
             assert ": stream closed" not in await following.text()
-    assert {item.event for item in seen} == {"run.started", "message.started", "assistant.delta"}
-    run = await got(api, f"/v1/runs/{run_id}")
+    assert {item.event for item in frames} == {"run.started", "message.started", "assistant.delta"}
+    run = await get_json(api, f"/v1/runs/{run_id}")
     assert (run["status"], run["finished_at"]) == ("queued", None)
-    held.let_all()
-    await held.stop()
+    held_model.release_all()
+    await held_model.stop()
 
 
 async def test_sessions_without_database_are_503(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -779,4 +796,4 @@ async def test_sessions_without_database_are_503(start: Start, monkeypatch: pyte
     monkeypatch.setattr("hermes.store.sessions.SessionDB.__init__", lambda *_: (_ for _ in ()).throw(OSError("no")))
     for path in ("", "/s", "/s/messages"):
         async with api.get(SESSIONS + path) as response:
-            await refused(response, 503, "session_db_unavailable")
+            await read_error(response, 503, "session_db_unavailable")

@@ -17,7 +17,7 @@ from hermes.core.limits import SIGN_IN_KEPT_S, WRONG_KEYS_PER_MINUTE_MAX
 from hermes.server.keys import WrongKeys
 from support.model_server import Reply
 
-from .clients import Json, refused, stream_of, told
+from .clients import Json, read_error, read_json, stream_of
 from .conftest import KEY, Api, Start
 from .test_gate import PROFILE_KEY, ROOT_KEY, configure
 from .test_keys import ANNA, KEYS, bearer
@@ -38,13 +38,13 @@ async def browser(**headers: str) -> AsyncIterator[aiohttp.ClientSession]:
 
 async def sign_in(client: aiohttp.ClientSession, url: str, key: str = KEY) -> Json:
     async with client.post(f"{url}/api/auth/login", json={"key": key}, headers=PAGE) as response:
-        return await told(response)
+        return await read_json(response)
 
 
 async def who(client: aiohttp.ClientSession, url: str) -> Json:
     async with client.get(f"{url}/api/auth/session") as response:
         assert response.headers["Cache-Control"] == "no-store"
-        return await told(response)
+        return await read_json(response)
 
 
 async def test_open_server_needs_no_sign_in(start: Start) -> None:
@@ -57,14 +57,14 @@ async def test_open_server_needs_no_sign_in(start: Start) -> None:
         assert not list(client.cookie_jar)
 
 
-async def test_key_is_given_once_and_a_cookie_stands_for_it(start: Start) -> None:
+async def test_sign_in_replaces_the_key_with_a_cookie(start: Start) -> None:
     api = await start(Reply(text="Hello."))
     async with browser() as client:
         assert await who(client, api.url) == NOBODY
         async with client.get(f"{api.url}/v1/models") as response:
-            await refused(response, 401, "invalid_api_key")
+            await read_error(response, 401, "invalid_api_key")
         async with client.post(f"{api.url}/api/auth/login", json={"key": KEY}, headers=PAGE) as response:
-            session = await told(response)
+            session = await read_json(response)
             [cookie] = SimpleCookie(response.headers["Set-Cookie"]).values()
         assert (session["signed_in"], session["owner"], session["key_required"]) == (True, "default", True)
         assert session["scopes"] == ["chat", "sessions:read", "sessions:write", "runs", "jobs", "admin"]
@@ -73,18 +73,18 @@ async def test_key_is_given_once_and_a_cookie_stands_for_it(start: Start) -> Non
         assert KEY not in cookie.value and len(cookie.value) >= 43
         assert await who(client, api.url) == session
         async with client.get(f"{api.url}/v1/models") as response:
-            await told(response)
+            await read_json(response)
             assert response.headers["Cache-Control"] == "no-store"
         body = {"input": "hi", "session_id": "s"}
         async with client.post(f"{api.url}/v1/runs", json=body, headers=PAGE) as response:
-            run_id = (await told(response, 202))["run_id"]
+            run_id = (await read_json(response, 202))["run_id"]
         async with client.get(f"{api.url}/v1/runs/{run_id}/events") as response:
             assert (await stream_of(response))[-1].data["event"] == "run.completed"
     stored = api.app.store.blocking.engine.read(lambda tx: [tuple(row) for row in tx.rows("SELECT * FROM sign_ins")])
     assert cookie.value not in repr(stored) and KEY not in repr(stored)
 
 
-async def test_what_changes_something_must_come_from_the_page(start: Start) -> None:
+async def test_state_changing_requests_must_come_from_the_page(start: Start) -> None:
     api = await start(cors_origins=["https://friend.example"])
     own = str(URL(api.url).origin())
     async with browser() as client:
@@ -98,24 +98,24 @@ async def test_what_changes_something_must_come_from_the_page(start: Start) -> N
             {**PAGE, "Origin": "https://friend.example"},
         ):
             async with client.post(create, json={}, headers=headers) as response:
-                await refused(response, 403, "cross_site_request")
+                await read_error(response, 403, "cross_site_request")
         for headers in ({**PAGE, "Origin": own}, PAGE):
             async with client.post(create, json={}, headers=headers) as response:
-                await told(response, 201)
+                await read_json(response, 201)
         for headers in ({"Sec-Fetch-Site": "same-site"}, {"Sec-Fetch-Site": "cross-site"}):
             async with client.get(create, headers=headers) as response:
-                await refused(response, 403, "cross_site_request")
+                await read_error(response, 403, "cross_site_request")
         async with client.get(create, headers={"Sec-Fetch-Site": "none"}) as response:
-            assert len((await told(response))["data"]) == 2
+            assert len((await read_json(response))["data"]) == 2
         upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
         upgrade["Sec-WebSocket-Key"] = "AAAAAAAAAAAAAAAAAAAAAA=="
         async with client.get(f"{api.url}/v1/responses", headers=upgrade) as response:
-            await refused(response, 403, "cross_site_request")
+            await read_error(response, 403, "cross_site_request")
         async with client.get(f"{api.url}/health", headers={"Sec-Fetch-Site": "same-site"}) as response:
-            await told(response)
+            await read_json(response)
     # What has a key is not asked about it.
     async with api.post("/api/sessions", {}, headers={"Sec-Fetch-Site": "cross-site"}) as response:
-        await told(response, 201)
+        await read_json(response, 201)
 
 
 @pytest.mark.parametrize("path", ["/api/auth/login", "/api/auth/logout"])
@@ -123,7 +123,7 @@ async def test_other_sites_cannot_sign_anybody_in_or_out(api: Api, path: str) ->
     async with browser() as client:
         for headers in ({}, {**PAGE, "Sec-Fetch-Site": "cross-site"}):
             async with client.post(api.url + path, json={"key": KEY}, headers=headers) as response:
-                await refused(response, 403, "cross_site_request")
+                await read_error(response, 403, "cross_site_request")
         assert not list(client.cookie_jar)
 
 
@@ -132,9 +132,9 @@ async def test_a_key_that_is_shown_counts_before_the_cookie(start: Start) -> Non
     async with browser() as client:
         await sign_in(client, api.url)
         async with client.get(f"{api.url}/v1/models", headers=bearer("sk-wrong-0123456789")) as response:
-            await refused(response, 401, "invalid_api_key")
+            await read_error(response, 401, "invalid_api_key")
         async with client.get(f"{api.url}/v1/capabilities", headers=bearer(ANNA)) as response:
-            assert (await told(response))["auth"]["owner"] == "anna"
+            assert (await read_json(response))["auth"]["owner"] == "anna"
 
 
 async def test_sign_in_has_the_scopes_of_its_key(start: Start) -> None:
@@ -143,9 +143,9 @@ async def test_sign_in_has_the_scopes_of_its_key(start: Start) -> None:
         session = await sign_in(client, api.url, "sk-reader-0123456789")
         assert (session["owner"], session["scopes"], session["sees_all"]) == ("reader", ["sessions:read"], False)
         async with client.post(f"{api.url}/api/sessions", json={}, headers=PAGE) as response:
-            await refused(response, 403, "insufficient_scope")
+            await read_error(response, 403, "insufficient_scope")
         async with client.get(f"{api.url}/api/sessions") as response:
-            await told(response)
+            await read_json(response)
         assert (await sign_in(client, api.url, KEY))["sees_all"] is True
         assert api.app.store.blocking.sign_ins.remove_all("reader") == 0  # the new sign-in has ended the old one
 
@@ -156,16 +156,16 @@ async def test_signing_out(api: Api) -> None:
             await sign_in(client, api.url)
         token = next(iter(here.cookie_jar))
         async with here.post(f"{api.url}/api/auth/logout", json={}, headers=PAGE) as response:
-            assert await told(response) == NOBODY
+            assert await read_json(response) == NOBODY
         assert not list(here.cookie_jar)
         async with aiohttp.request("GET", f"{api.url}/v1/models", cookies={token.key: token.value}) as response:
-            await refused(response, 401, "invalid_api_key")
+            await read_error(response, 401, "invalid_api_key")
         assert (await who(there, api.url))["signed_in"]
         async with there.post(f"{api.url}/api/auth/logout", json={"everywhere": True}, headers=PAGE) as response:
-            await told(response)
+            await read_json(response)
         assert await who(elsewhere, api.url) == NOBODY
         async with here.post(f"{api.url}/api/auth/logout", json={"everywhere": "x"}, headers=PAGE) as response:
-            await refused(response, 400, "invalid_type", "everywhere")
+            await read_error(response, 400, "invalid_type", "everywhere")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ async def test_signing_out(api: Api) -> None:
 async def test_refused_sign_in(api: Api, body: Json, status: int, code: str, param: str) -> None:
     async with browser() as client:
         async with client.post(f"{api.url}/api/auth/login", json=body, headers=PAGE) as response:
-            await refused(response, status, code, param)
+            await read_error(response, status, code, param)
         assert not list(client.cookie_jar)
 
 
@@ -190,9 +190,9 @@ async def test_wrong_keys_have_to_wait(api: Api) -> None:
     async with browser() as client:
         for _ in range(WRONG_KEYS_PER_MINUTE_MAX):
             async with client.post(f"{api.url}/api/auth/login", json={"key": "wrong"}, headers=PAGE) as response:
-                await refused(response, 401, "invalid_api_key")
+                await read_error(response, 401, "invalid_api_key")
         async with client.post(f"{api.url}/api/auth/login", json={"key": KEY}, headers=PAGE) as response:
-            await refused(response, 429, "rate_limit_exceeded")
+            await read_error(response, 429, "rate_limit_exceeded")
             assert 1 <= int(response.headers["Retry-After"]) <= 60
 
 
@@ -218,13 +218,13 @@ async def test_cookie_of_https_is_for_https_only(start: Start, forwarded: str) -
         browser(**headers) as client,
         client.post(f"{api.url}/api/auth/login", json={"key": KEY}, headers=PAGE) as response,
     ):
-        await told(response)
+        await read_json(response)
         [cookie] = SimpleCookie(response.headers["Set-Cookie"]).values()
     is_secure = forwarded == "https"
     assert (bool(cookie["secure"]), cookie.key.startswith("__Host-")) == (is_secure, is_secure)
     sent = {**headers, "Cookie": f"{cookie.key}={cookie.value}"}
     async with aiohttp.request("GET", f"{api.url}/v1/models", headers=sent) as response:
-        await told(response)
+        await read_json(response)
 
 
 async def with_token(api: Api, token: str, name: str | None = None) -> int:
@@ -258,7 +258,7 @@ async def test_expired_and_made_up_tokens_open_nothing(api: Api) -> None:
     assert await with_token(api, token) == 401
 
 
-async def test_store_out_of_reach_is_told(api: Api, monkeypatch: Any) -> None:
+async def test_unreachable_store_is_reported(api: Api, monkeypatch: Any) -> None:
     from hermes.store.base import StoreError
 
     async def fail(*_: Any) -> None:
@@ -268,7 +268,7 @@ async def test_store_out_of_reach_is_told(api: Api, monkeypatch: Any) -> None:
         await sign_in(client, api.url)
         monkeypatch.setattr(api.app.store.sign_ins, "get", fail, raising=False)
         async with client.get(f"{api.url}/v1/models") as response:
-            await refused(response, 503, "session_db_unavailable")
+            await read_error(response, 503, "session_db_unavailable")
 
 
 async def test_profiles_have_sign_ins_of_their_own(home_folder: Path) -> None:
@@ -280,11 +280,11 @@ async def test_profiles_have_sign_ins_of_their_own(home_folder: Path) -> None:
         assert (await who(client, f"{url}/p/a"))["signed_in"]
         assert await who(client, url) == NOBODY
         async with client.get(f"{url}/v1/models") as response:
-            await refused(response, 401, "invalid_api_key")
+            await read_error(response, 401, "invalid_api_key")
         await sign_in(client, url, ROOT_KEY)
         assert (await who(client, f"{url}/p/a"))["signed_in"] and (await who(client, url))["signed_in"]
-        [profile_token] = [one.value for one in client.cookie_jar if "_a_" in one.key]
+        [profile_token] = [cookie.value for cookie in client.cookie_jar if "_a_" in cookie.key]
         async with aiohttp.request(
             "GET", f"{url}/v1/models", cookies={f"hermes_default_{URL(url).port}": profile_token}
         ) as response:
-            await refused(response, 401, "invalid_api_key")
+            await read_error(response, 401, "invalid_api_key")

@@ -14,7 +14,7 @@ from hermes.services.skills import find_skills
 from hermes.settings import config
 from support.model_server import Call, Reply
 
-from .clients import Json, system_of, told, user
+from .clients import Json, read_json, system_of, user
 from .conftest import Api, Start
 from .test_keys import ANNA, BEN, KEYS, bearer
 
@@ -43,15 +43,15 @@ async def use(api: Api, scope: str, tool: str, **args: str) -> Json:
     api.model.script = [Reply(tool_calls=[Call(tool, args)]), Reply(text="Done.")]
     api.model.requests.clear()
     async with api.post("/v1/chat/completions", user("go"), headers=headers(scope)) as response:
-        await told(response)
+        await read_json(response)
     answer: Json = json.loads(api.model.requests[-1].body["messages"][-1]["content"])
     return answer
 
 
-async def listed(api: Api, scope: str) -> set[str]:
+async def skill_names(api: Api, scope: str) -> set[str]:
     """The names of a scope's skills, on which request, tool and prompt agree."""
     async with api.get("/v1/skills", headers=headers(scope)) as response:
-        names = {skill["name"] for skill in (await told(response))["data"]}
+        names = {skill["name"] for skill in (await read_json(response))["data"]}
     assert {skill["name"] for skill in (await use(api, scope, "skills_list"))["skills"]} == names
     system = system_of(api.model.requests[0])
     assert {name for name in ("shared", "written") if f"About {name}." in system} == names
@@ -60,25 +60,27 @@ async def listed(api: Api, scope: str) -> set[str]:
 
 @pytest.fixture
 async def api(start: Start, home_folder: Path) -> Api:
-    made = await start(keys=KEYS, toolsets=["skills"])
+    api_server = await start(keys=KEYS, toolsets=["skills"])
     shared = home_folder / "skills" / "writing" / "shared" / "SKILL.md"
     shared.parent.mkdir(parents=True)
     shared.write_text(text_of("shared"))
-    return made
+    return api_server
 
 
 @pytest.mark.parametrize("writer", SCOPES)
 @pytest.mark.parametrize("category", ["", "drinks"])
 async def test_skill_is_written_to_own_scope(api: Api, home_folder: Path, writer: str, category: str) -> None:
-    given = {"category": category} if category else {}
-    made = await use(api, writer, "skill_manage", action="create", name="written", content=text_of("written"), **given)
+    category_field = {"category": category} if category else {}
+    result = await use(
+        api, writer, "skill_manage", action="create", name="written", content=text_of("written"), **category_field
+    )
     place = home_folder / "skills" / SCOPES[writer][2] / category / "written" / "SKILL.md"
-    assert made["path"].endswith("written/SKILL.md") and place.read_text() == text_of("written")
+    assert result["path"].endswith("written/SKILL.md") and place.read_text() == text_of("written")
     for reader in SCOPES:
         own = reader == writer or writer == "default"
-        assert await listed(api, reader) == ({"shared", "written"} if own else {"shared"})
-        seen = await use(api, reader, "skill_view", name="written")
-        assert ("Do written." in seen.get("content", "")) is own
+        assert await skill_names(api, reader) == ({"shared", "written"} if own else {"shared"})
+        view = await use(api, reader, "skill_view", name="written")
+        assert ("Do written." in view.get("content", "")) is own
     # The command line is the default owner's.
     names = {skill.name for skill in find_skills(config.load(home.resolve()))}
     assert names == ({"shared", "written"} if writer == "default" else {"shared"})
@@ -95,9 +97,9 @@ async def test_shared_skill_is_read_only_to_other_owners(api: Api, home_folder: 
     assert (folder / "SKILL.md").read_text() == text_of("shared")
 
 
-@pytest.mark.parametrize("given", [{"name": "scopes"}, {"name": "tea", "category": "scopes"}])
-async def test_scopes_folder_is_not_a_skill_or_category(api: Api, given: Json) -> None:
-    args = {"action": "create", "content": text_of(given["name"]), **given}
+@pytest.mark.parametrize("arguments", [{"name": "scopes"}, {"name": "tea", "category": "scopes"}])
+async def test_scopes_folder_is_not_a_skill_or_category(api: Api, arguments: Json) -> None:
+    args = {"action": "create", "content": text_of(arguments["name"]), **arguments}
     assert (await use(api, "default", "skill_manage", **args))["code"] == "invalid_arguments"
 
 

@@ -73,7 +73,7 @@ async def test_turns_are_let_in_after_a_while_though_others_still_start(monkeypa
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_turns_that_wait_for_their_model_hold_nobody_up(api: Api, stream: bool) -> None:
+async def test_turns_waiting_for_their_model_do_not_block_others(api: Api, stream: bool) -> None:
     go = asyncio.Event()
 
     async def reply(_: object) -> Reply:
@@ -91,7 +91,7 @@ async def test_turns_that_wait_for_their_model_hold_nobody_up(api: Api, stream: 
     assert all("Hello." in text for text in await asyncio.gather(*requests))
 
 
-async def test_refused_turns_hold_nobody_up(api: Api) -> None:
+async def test_rejected_turns_do_not_block_others(api: Api) -> None:
     for _ in range(5):
         async with api.post("/v1/chat/completions", {"messages": []}) as response:
             assert response.status == 400

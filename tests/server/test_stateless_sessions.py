@@ -16,12 +16,12 @@ NAMED = {"X-Hermes-Session-Id": "kitchen"}
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 
 
-def asked(path: str, text: str) -> dict[str, Any]:
+def request_body(path: str, text: str) -> dict[str, Any]:
     return {"input": text} if path == RESPONSES else {"messages": [{"role": "user", "content": text}]}
 
 
 async def session_made(api: Api, path: str, **headers: str) -> str:
-    async with api.post(path, asked(path, "Hello."), headers=headers) as response:
+    async with api.post(path, request_body(path, "Hello."), headers=headers) as response:
         assert response.status == 200, await response.text()
         return response.headers["X-Hermes-Session-Id"]
 
@@ -57,19 +57,19 @@ async def test_session_is_kept_once_named(api: Api, path: str) -> None:
     elif path == "run":
         request = api.post("/v1/runs", {"input": "And?", "session_id": session_id})
     else:
-        request = api.post(path, asked(path, "And?"), headers={"X-Hermes-Session-Id": session_id})
+        request = api.post(path, request_body(path, "And?"), headers={"X-Hermes-Session-Id": session_id})
     async with request as response:
         assert response.status < 300, await response.text()
-        told = await response.json()
+        body = await response.json()
     if path == "run":
-        await api.app.engine.wait(told["run_id"], 10)
+        await api.app.engine.wait(body["run_id"], 10)
     assert is_left_after_a_month(api, session_id)
 
 
 async def test_binding_by_content_does_not_name_session(api: Api) -> None:
     session_id = await session_made(api, CHAT)
-    said = [("user", "Hello."), ("assistant", "One."), ("user", "And?")]
-    body = {"messages": [{"role": role, "content": text} for role, text in said]}
+    messages = [("user", "Hello."), ("assistant", "One."), ("user", "And?")]
+    body = {"messages": [{"role": role, "content": text} for role, text in messages]}
     async with api.post(CHAT, body) as response:
         assert response.headers["X-Hermes-Session-Id"] == session_id
     assert not is_left_after_a_month(api, session_id)
@@ -78,10 +78,10 @@ async def test_binding_by_content_does_not_name_session(api: Api) -> None:
 async def test_response_branch_is_pruned_as_well(api: Api) -> None:
     async with api.post(RESPONSES, {"input": "Hello."}) as response:
         first = await response.json()
-    made = set()
+    session_ids = set()
     for text in ("And?", "Or?"):
         async with api.post(RESPONSES, {"input": text, "previous_response_id": first["id"]}) as response:
             assert response.status == 200, await response.text()
-            made.add(response.headers["X-Hermes-Session-Id"])
-    assert len(made) == 2
-    assert [is_left_after_a_month(api, one) for one in sorted(made)] == [False, False]
+            session_ids.add(response.headers["X-Hermes-Session-Id"])
+    assert len(session_ids) == 2
+    assert [is_left_after_a_month(api, session_id) for session_id in sorted(session_ids)] == [False, False]

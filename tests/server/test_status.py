@@ -118,11 +118,11 @@ def test_lock_hint_names_profile(home: Home) -> None:
         hold(work)
 
 
-@pytest.mark.parametrize(("host", "shown"), [("0.0.0.0", "http://0.0.0.0:1"), ("::1", r"http://\[::1\]:1")])
-def test_lock_error_shows_url(home: Home, host: str, shown: str) -> None:
+@pytest.mark.parametrize(("host", "expected"), [("0.0.0.0", "http://0.0.0.0:1"), ("::1", r"http://\[::1\]:1")])
+def test_lock_error_shows_url(home: Home, host: str, expected: str) -> None:
     with hold(home):
         write_runtime_status(home, host=host, port=1)
-        with pytest.raises(HomeServed, match=shown):
+        with pytest.raises(HomeServed, match=expected):
             hold(home)
 
 
@@ -137,9 +137,9 @@ def test_killed_server_releases_lock_and_status(home: Home, server: subprocess.P
     alive = read_runtime_status(home)
     server.send_signal(signal.SIGKILL)
     server.wait()
-    left = [path.exists() for path in (home.pid_file, home.lock_file, home.state_file)]
+    exists = [path.exists() for path in (home.pid_file, home.lock_file, home.state_file)]
     assert alive is not None and alive["pid"] == server.pid
-    assert left == [True, True, True]
+    assert exists == [True, True, True]
     assert read_runtime_status(home) is None
     with hold(home):
         assert home.pid_file.read_text() == f"{os.getpid()}\n"
@@ -231,8 +231,8 @@ def test_runtime_status_of_earlier_process_is_dropped(home: Home, server: subpro
 @pytest.mark.parametrize("state", status.STATES)
 def test_every_gateway_state_can_be_written(home: Home, state: str) -> None:
     write_runtime_status(home, gateway_state=state)
-    found = read_runtime_status(home)
-    assert found is not None and found["gateway_state"] == state
+    status = read_runtime_status(home)
+    assert status is not None and status["gateway_state"] == state
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,13 @@ class Manager:
     """The other end: what it was told, as lists of lines."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock, self.heard = sock, list[list[str]]()
+        self._sock, self.notifications = sock, list[list[str]]()
 
     def hears(self, line: str) -> bool:
         with self._sock_ready():
             while True:
-                self.heard.append(self._sock.recv(4096).decode().split("\n"))
-        return any(line in message for message in self.heard)
+                self.notifications.append(self._sock.recv(4096).decode().split("\n"))
+        return any(line in message for message in self.notifications)
 
     @contextmanager
     def _sock_ready(self) -> Iterator[None]:
@@ -52,12 +52,14 @@ async def test_systemd_ready_and_stopping_notifications(home: Home, manager: Man
     stop = asyncio.Event()
     served = asyncio.create_task(GatewayRunner(home, port=0).serve(stop))
     await until(lambda: manager.hears("READY=1"))
-    (ready,) = manager.heard
+    (ready,) = manager.notifications
     url = ready[1].removeprefix("STATUS=Listening on ")
     assert await get(f"{url}/health") == 200
     stop.set()
     assert await served == 0
-    assert manager.hears("STOPPING=1") and len(manager.heard) == 2, "without a watchdog there is nothing else to say"
+    assert manager.hears("STOPPING=1") and len(manager.notifications) == 2, (
+        "without a watchdog there is nothing else to say"
+    )
 
 
 async def test_failed_start_is_not_notified_ready(home: Home, manager: Manager) -> None:  # noqa: F811
@@ -77,19 +79,19 @@ async def test_systemd_watchdog_depends_on_store_writer(
     async with serving(home):
         await until(lambda: manager.hears("WATCHDOG=1"))
         engine = (await current(home)).store.blocking.engine
-        began, go_on = asyncio.Event(), asyncio.Event()
+        started, go_on = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def hold(_: object) -> None:
-            loop.call_soon_threadsafe(began.set)
+            loop.call_soon_threadsafe(started.set)
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
 
-        held = asyncio.create_task(asyncio.to_thread(engine.exclusive, hold))
-        await began.wait()
+        task = asyncio.create_task(asyncio.to_thread(engine.exclusive, hold))
+        await started.wait()
         await until(lambda: manager.hears("STATUS=The database does not answer."))
-        manager.heard.clear()
+        manager.notifications.clear()
         go_on.set()
-        await held
+        await task
         await until(lambda: manager.hears("WATCHDOG=1"))
 
 
@@ -103,7 +105,7 @@ async def test_damaged_store_keeps_watchdog(
     async with serving(home):
         home.state_db.rename(home.path / "kept")
         manager.hears("")
-        manager.heard.clear()
+        manager.notifications.clear()
         await until(lambda: manager.hears("WATCHDOG=1"))
         (home.path / "kept").rename(home.state_db)
 

@@ -24,7 +24,7 @@ from hermes.sandbox.mounts import Place
 from support.model_server import Call, Reply, Request
 from tools.commanding import new_mark, running
 
-from .clients import Stream, Wire, eventually, told, user
+from .clients import RawConnection, Stream, eventually, read_json, user
 from .conftest import Api, Start
 
 Json = dict[str, Any]
@@ -59,7 +59,7 @@ SCRIPTS = {
 
 
 @dataclass
-class Scene:
+class ProcessTree:
     """A server on one backend, and a model that has a tree of processes grow."""
 
     api: Api
@@ -77,7 +77,7 @@ class Scene:
         """Begin a run in which the model makes one call."""
         self.api.model.script = [Reply(tool_calls=[call]), *replies, Reply(text="Done.")]
         async with self.api.post("/v1/runs", {"input": "Go.", "session_id": "hall"}, headers=headers) as response:
-            return str((await told(response, 202))["run_id"])
+            return str((await read_json(response, 202))["run_id"])
 
     async def grown(self, count: int = TREE_SIZE) -> None:
         """Wait until so many of the tree are there."""
@@ -85,36 +85,36 @@ class Scene:
             while len(waiting(self.mark)) < count:
                 await asyncio.sleep(0.01)
 
-    async def ended(self, run_id: str) -> list[Json]:
+    async def wait_for_end(self, run_id: str) -> list[Json]:
         """A run's events. When the last one comes, nothing of the tree is there any more."""
         async with self.api.get(f"/v1/runs/{run_id}/events") as response:
-            stream, seen = Stream(response), list[Json]()
-            while not seen or seen[-1]["event"] not in ENDS:
-                seen.append((await stream.next(SURELY_S)).data)
-            assert running(self.mark) == [], seen[-1]
-        return seen
+            stream, events = Stream(response), list[Json]()
+            while not events or events[-1]["event"] not in ENDS:
+                events.append((await stream.next(SURELY_S)).data)
+            assert running(self.mark) == [], events[-1]
+        return events
 
     async def stop(self, run_id: str) -> list[Json]:
         """Stop a run; its end comes soon."""
         async with self.api.post(f"/v1/runs/{run_id}/stop") as response:
-            assert (await told(response))["status"] == "stopping"
-        began = time.monotonic()
-        seen = await self.ended(run_id)
-        assert time.monotonic() - began < GONE_S
-        assert (seen[-1]["event"], seen[-1]["reason"]) == ("run.cancelled", "stop")
-        return seen
+            assert (await read_json(response))["status"] == "stopping"
+        started_at = time.monotonic()
+        events = await self.wait_for_end(run_id)
+        assert time.monotonic() - started_at < GONE_S
+        assert (events[-1]["event"], events[-1]["reason"]) == ("run.cancelled", "stop")
+        return events
 
 
 def waiting(mark: str) -> list[str]:
     """The processes of a tree that are where they wait; a shell may only mention the mark."""
-    found = []
+    pids = []
     for pid in running(mark):
         with contextlib.suppress(OSError):
-            found += [pid] if Path(f"/proc/{pid}/comm").read_text().strip() in ("sleep", "python3") else []
-    return found
+            pids += [pid] if Path(f"/proc/{pid}/comm").read_text().strip() in ("sleep", "python3") else []
+    return pids
 
 
-def left(home: Path) -> set[str]:
+def leftovers(home: Path) -> set[str]:
     """What must not stay: processes below this one, temporary files, groups that bound processes."""
     parents: dict[str, str] = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -133,7 +133,7 @@ def left(home: Path) -> set[str]:
 
 
 @pytest.fixture(params=["bubblewrap", "local"])
-async def scene(start: Start, home_folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+async def process_tree(start: Start, home_folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[ProcessTree]:
     """Nobody is asked for leave here. Behind every test nothing is left that was not there before."""
     if request.param == "bubblewrap" and (failure := bubblewrap.probe()):
         pytest.skip(f"bubblewrap does not work here: {failure}")
@@ -141,14 +141,14 @@ async def scene(start: Start, home_folder: Path, request: pytest.FixtureRequest)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    before = left(home_folder)
-    yield Scene(api, home_folder, new_mark(), port)
+    before = leftovers(home_folder)
+    yield ProcessTree(api, home_folder, new_mark(), port)
     await api.app.services.outside.sandboxes.close()  # they are kept for the next command
 
     async def rest() -> set[str]:
-        return left(home_folder) - before
+        return leftovers(home_folder) - before
 
-    await eventually(rest, lambda found: not found)  # a process that was ended is gone a moment later
+    await eventually(rest, lambda value: not value)  # a process that was ended is gone a moment later
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0, "nobody listens where the tree did"
 
@@ -165,113 +165,113 @@ def terminal(command: str = "sh tree.sh", **arguments: Any) -> Call:
     return Call("terminal", {"command": command, **arguments}, id="call_t")
 
 
-def told_of(seen: list[Json], call_id: str) -> tuple[str, Json]:
+def told_of(items: list[Json], call_id: str) -> tuple[str, Json]:
     """How a call ended, and what the model was answered."""
-    [found] = [event for event in seen if event["event"] == "tool.completed" and event["tool_call_id"] == call_id]
-    result = found["result"] or "{}"
+    [event] = [event for event in items if event["event"] == "tool.completed" and event["tool_call_id"] == call_id]
+    result = event["result"] or "{}"
     if result.startswith("["):  # the frame of what may come from outside
         result = result.split("\n", 1)[1].rsplit("\n", 1)[0]
-    return found["status"], json.loads(result)
+    return event["status"], json.loads(result)
 
 
 # ---- stopped
 
 
-async def test_interrupt_ends_command_and_children(scene: Scene) -> None:
-    scene.plant("echo ready; sleep {mark}")
-    run_id = await scene.submit(terminal())
-    await scene.grown(TREE_SIZE + 1)
-    status, answer = told_of(await scene.stop(run_id), "call_t")
+async def test_interrupt_ends_command_and_children(process_tree: ProcessTree) -> None:
+    process_tree.plant("echo ready; sleep {mark}")
+    run_id = await process_tree.submit(terminal())
+    await process_tree.grown(TREE_SIZE + 1)
+    status, answer = told_of(await process_tree.stop(run_id), "call_t")
     assert (status, answer["exit_code"], answer["output"]) == ("interrupted", 130, "ready\n")
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_interrupt_kills_unresponsive_command(scene: Scene) -> None:
-    scene.plant(STUBBORN)
-    run_id = await scene.submit(terminal())
-    await scene.grown(TREE_SIZE + 1)
-    status, answer = told_of(await scene.stop(run_id), "call_t")
+async def test_interrupt_kills_unresponsive_command(process_tree: ProcessTree) -> None:
+    process_tree.plant(STUBBORN)
+    run_id = await process_tree.submit(terminal())
+    await process_tree.grown(TREE_SIZE + 1)
+    status, answer = told_of(await process_tree.stop(run_id), "call_t")
     assert (status, answer["exit_code"]) == ("interrupted", 130)
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("own", SCRIPTS)
-async def test_interrupt_ends_script_and_children(scene: Scene, own: str) -> None:
-    scene.plant("sleep {mark}")
-    run_id = await scene.submit(Call("execute_code", {"code": SCRIPT + SCRIPTS[own]}, id="call_x"))
-    await scene.grown((TREE_SIZE + 1) * (2 if own == "is in a call" else 1))
-    seen = await scene.stop(run_id)
-    status, answer = told_of(seen, "call_x")
+async def test_interrupt_ends_script_and_children(process_tree: ProcessTree, own: str) -> None:
+    process_tree.plant("sleep {mark}")
+    run_id = await process_tree.submit(Call("execute_code", {"code": SCRIPT + SCRIPTS[own]}, id="call_x"))
+    await process_tree.grown((TREE_SIZE + 1) * (2 if own == "is in a call" else 1))
+    events = await process_tree.stop(run_id)
+    status, answer = told_of(events, "call_x")
     assert (status, answer["exit_code"], answer["stdout"]) == ("interrupted", 130, "ready\n")
     if own == "is in a call":
-        assert told_of(seen, "call_x.1")[0] == "interrupted"
+        assert told_of(events, "call_x.1")[0] == "interrupted"
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_disconnect_ends_command_and_children(scene: Scene, stream: bool) -> None:
-    scene.plant("sleep {mark}")
-    scene.api.model.script = [Reply(tool_calls=[terminal()])]
-    wire = await Wire.open(scene.api.url)
-    key = scene.api.client.headers["Authorization"]
+async def test_disconnect_ends_command_and_children(process_tree: ProcessTree, stream: bool) -> None:
+    process_tree.plant("sleep {mark}")
+    process_tree.api.model.script = [Reply(tool_calls=[terminal()])]
+    wire = await RawConnection.open(process_tree.api.url)
+    key = process_tree.api.client.headers["Authorization"]
     await wire.request("POST", "/v1/chat/completions", user(stream=stream), Authorization=key)
-    await scene.grown(TREE_SIZE + 1)
-    async with scene.api.get("/v1/runs") as response:
-        [run] = (await told(response))["data"]
+    await process_tree.grown(TREE_SIZE + 1)
+    async with process_tree.api.get("/v1/runs") as response:
+        [run] = (await read_json(response))["data"]
     wire.reset()
-    began = time.monotonic()
-    seen = await scene.ended(run["run_id"])
-    assert time.monotonic() - began < 2 * GONE_S, "noticed within a second, over within another"
-    assert (seen[-1]["event"], seen[-1]["reason"]) == ("run.cancelled", "client_disconnected")
-    assert told_of(seen, "call_t")[0] == "interrupted"
+    started_at = time.monotonic()
+    events = await process_tree.wait_for_end(run["run_id"])
+    assert time.monotonic() - started_at < 2 * GONE_S, "noticed within a second, over within another"
+    assert (events[-1]["event"], events[-1]["reason"]) == ("run.cancelled", "client_disconnected")
+    assert told_of(events, "call_t")[0] == "interrupted"
 
 
-async def test_interrupt_reaches_processes_of_subagent(scene: Scene) -> None:
-    scene.plant("sleep {mark}")
+async def test_interrupt_reaches_processes_of_subagent(process_tree: ProcessTree) -> None:
+    process_tree.plant("sleep {mark}")
 
     def handle(request: Request) -> Reply:
         delegates = Call("delegate_task", {"goal": "Grow."}, id="call_d")
         child = any(turn.role == "user" and turn.text.startswith("Grow") for turn in request.turns)
         return Reply(tool_calls=[terminal() if child else delegates])
 
-    scene.api.model.handler = handle
-    run_id = await scene.submit(terminal())
-    await scene.grown(TREE_SIZE + 1)
-    await scene.stop(run_id)
-    async with scene.api.get("/v1/runs?kind=subagent") as response:
-        [child] = (await told(response))["data"]
+    process_tree.api.model.handler = handle
+    run_id = await process_tree.submit(terminal())
+    await process_tree.grown(TREE_SIZE + 1)
+    await process_tree.stop(run_id)
+    async with process_tree.api.get("/v1/runs?kind=subagent") as response:
+        [child] = (await read_json(response))["data"]
     assert child["status"] == "cancelled"
 
 
 # ---- other ends
 
 
-async def test_finished_command_leaves_no_process(scene: Scene) -> None:
-    scene.plant("echo over")
-    seen = await scene.ended(await scene.submit(terminal()))
-    status, answer = told_of(seen, "call_t")
-    assert (seen[-1]["event"], status, answer["output"]) == ("run.completed", "ok", "over\n")
+async def test_finished_command_leaves_no_process(process_tree: ProcessTree) -> None:
+    process_tree.plant("echo over")
+    events = await process_tree.wait_for_end(await process_tree.submit(terminal()))
+    status, answer = told_of(events, "call_t")
+    assert (events[-1]["event"], status, answer["output"]) == ("run.completed", "ok", "over\n")
 
 
-async def test_failed_run_leaves_no_process(scene: Scene) -> None:
-    scene.plant("echo over")
-    seen = await scene.ended(await scene.submit(terminal(), Reply(status=401, error="no")))
-    assert (seen[-1]["event"], seen[-1]["error_code"]) == ("run.failed", "provider_auth_failed")
+async def test_failed_run_leaves_no_process(process_tree: ProcessTree) -> None:
+    process_tree.plant("echo over")
+    events = await process_tree.wait_for_end(await process_tree.submit(terminal(), Reply(status=401, error="no")))
+    assert (events[-1]["event"], events[-1]["error_code"]) == ("run.failed", "provider_auth_failed")
 
 
-async def test_command_timeout_leaves_no_process(scene: Scene) -> None:
-    scene.plant(STUBBORN)
-    seen = await scene.ended(await scene.submit(terminal(timeout=1)))
-    status, answer = told_of(seen, "call_t")
-    assert (seen[-1]["event"], status, answer["exit_code"]) == ("run.completed", "timeout", 124)
+async def test_command_timeout_leaves_no_process(process_tree: ProcessTree) -> None:
+    process_tree.plant(STUBBORN)
+    events = await process_tree.wait_for_end(await process_tree.submit(terminal(timeout=1)))
+    status, answer = told_of(events, "call_t")
+    assert (events[-1]["event"], status, answer["exit_code"]) == ("run.completed", "timeout", 124)
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("tool", ["terminal", "execute_code"])
-async def test_turn_timeout_leaves_no_process(scene: Scene, tool: str) -> None:
-    scene.plant(STUBBORN)
+async def test_turn_timeout_leaves_no_process(process_tree: ProcessTree, tool: str) -> None:
+    process_tree.plant(STUBBORN)
     call = terminal() if tool == "terminal" else Call("execute_code", {"code": SCRIPT + SCRIPTS["is deaf"]})
-    seen = await scene.ended(await scene.submit(call, **{"X-Hermes-Timeout": "1"}))
-    assert (seen[-1]["event"], seen[-1]["error_code"]) == ("run.failed", "turn_timeout")
+    events = await process_tree.wait_for_end(await process_tree.submit(call, **{"X-Hermes-Timeout": "1"}))
+    assert (events[-1]["event"], events[-1]["error_code"]) == ("run.failed", "turn_timeout")
 
 
 # ---- in the background
@@ -284,79 +284,81 @@ def stalled(*calls: Call) -> list[Reply]:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("way", ["stop", "timeout", "plain disconnect", "stream disconnect"])
-async def test_ended_turn_ends_its_background_processes(scene: Scene, way: str) -> None:
-    scene.plant("sleep {mark}")
-    scene.api.model.script = stalled(terminal(background=True, notify_on_complete=True))
+async def test_ended_turn_ends_its_background_processes(process_tree: ProcessTree, way: str) -> None:
+    process_tree.plant("sleep {mark}")
+    process_tree.api.model.script = stalled(terminal(background=True, notify_on_complete=True))
     if "disconnect" in way:
-        wire = await Wire.open(scene.api.url)
-        key = scene.api.client.headers["Authorization"]
+        wire = await RawConnection.open(process_tree.api.url)
+        key = process_tree.api.client.headers["Authorization"]
         body = user(stream=way.startswith("stream"))
         await wire.request("POST", "/v1/chat/completions", body, Authorization=key)
-        await scene.grown(TREE_SIZE + 1)
-        async with scene.api.get("/v1/runs") as response:
-            [run] = (await told(response))["data"]
+        await process_tree.grown(TREE_SIZE + 1)
+        async with process_tree.api.get("/v1/runs") as response:
+            [run] = (await read_json(response))["data"]
         wire.reset()
-        seen = await scene.ended(run["run_id"])
-        assert (seen[-1]["event"], seen[-1]["reason"]) == ("run.cancelled", "client_disconnected")
+        events = await process_tree.wait_for_end(run["run_id"])
+        assert (events[-1]["event"], events[-1]["reason"]) == ("run.cancelled", "client_disconnected")
         return
     headers = {"X-Hermes-Timeout": "8"} if way == "timeout" else {}
-    async with scene.api.post("/v1/runs", {"input": "Go."}, headers=headers) as response:
-        run_id = (await told(response, 202))["run_id"]
-    await scene.grown(TREE_SIZE + 1)
-    seen = await (scene.stop(run_id) if way == "stop" else scene.ended(run_id))
-    assert seen[-1]["event"] == ("run.cancelled" if way == "stop" else "run.failed")
-    assert not [event for event in seen if event["event"].startswith("steer")], "nobody waits to be told"
+    async with process_tree.api.post("/v1/runs", {"input": "Go."}, headers=headers) as response:
+        run_id = (await read_json(response, 202))["run_id"]
+    await process_tree.grown(TREE_SIZE + 1)
+    events = await (process_tree.stop(run_id) if way == "stop" else process_tree.wait_for_end(run_id))
+    assert events[-1]["event"] == ("run.cancelled" if way == "stop" else "run.failed")
+    assert not [event for event in events if event["event"].startswith("steer")], "nobody waits to be told"
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_interrupt_ends_background_processes_of_finished_subagent(scene: Scene) -> None:
-    scene.plant("sleep {mark}")
+async def test_interrupt_ends_background_processes_of_finished_subagent(process_tree: ProcessTree) -> None:
+    process_tree.plant("sleep {mark}")
 
     def handle(request: Request) -> Reply:
         goals = [turn.text for turn in request.turns if turn.role == "user"]
-        done = any(turn.role == "tool" for turn in request.turns)
+        result = any(turn.role == "tool" for turn in request.turns)
         if goals[-1].startswith("Grow"):
-            return Reply(text="Grown.") if done else Reply(tool_calls=[terminal(background=True)])
-        return Reply(text="Wait", stall_at=1) if done else Reply(tool_calls=[Call("delegate_task", {"goal": "Grow."})])
+            return Reply(text="Grown.") if result else Reply(tool_calls=[terminal(background=True)])
+        return (
+            Reply(text="Wait", stall_at=1) if result else Reply(tool_calls=[Call("delegate_task", {"goal": "Grow."})])
+        )
 
-    scene.api.model.handler = handle
-    run_id = await scene.submit(terminal())
-    await scene.grown(TREE_SIZE + 1)
-    async with scene.api.get(f"/v1/runs/{run_id}/events") as response:
+    process_tree.api.model.handler = handle
+    run_id = await process_tree.submit(terminal())
+    await process_tree.grown(TREE_SIZE + 1)
+    async with process_tree.api.get(f"/v1/runs/{run_id}/events") as response:
         stream = Stream(response)
         while (await stream.next(SURELY_S)).data["event"] != "subagent.completed":
             pass
-    await scene.stop(run_id)
+    await process_tree.stop(run_id)
 
 
-async def test_kept_background_process_survives_interrupt(scene: Scene) -> None:
-    scene.api.model.script = stalled(terminal(f"sleep {scene.mark}", background=True, keep=True))
-    async with scene.api.post("/v1/runs", {"input": "Go."}) as response:
-        run_id = (await told(response, 202))["run_id"]
-    await scene.grown(1)
-    await told(await scene.api.post(f"/v1/runs/{run_id}/stop"))
-    async with scene.api.get(f"/v1/runs/{run_id}/events") as response:
+async def test_kept_background_process_survives_interrupt(process_tree: ProcessTree) -> None:
+    process_tree.api.model.script = stalled(terminal(f"sleep {process_tree.mark}", background=True, keep=True))
+    async with process_tree.api.post("/v1/runs", {"input": "Go."}) as response:
+        run_id = (await read_json(response, 202))["run_id"]
+    await process_tree.grown(1)
+    await read_json(await process_tree.api.post(f"/v1/runs/{run_id}/stop"))
+    async with process_tree.api.get(f"/v1/runs/{run_id}/events") as response:
         assert '"run.cancelled"' in await response.text()
-    assert len(waiting(scene.mark)) == 1
-    await scene.api.app.close()
-    assert running(scene.mark) == []
+    assert len(waiting(process_tree.mark)) == 1
+    await process_tree.api.app.close()
+    assert running(process_tree.mark) == []
 
 
-async def test_interrupt_keeps_background_processes_of_earlier_turns(scene: Scene) -> None:
-    scene.plant("sleep {mark}")
-    scene.api.model.script = [Reply(tool_calls=[terminal(background=True)]), Reply(text="Begun.")]
-    await scene.api.ask("Begin.")
-    await scene.grown(TREE_SIZE + 1)
-    run_id = await scene.submit(terminal("sleep 1000"))
+async def test_interrupt_keeps_background_processes_of_earlier_turns(process_tree: ProcessTree) -> None:
+    process_tree.plant("sleep {mark}")
+    process_tree.api.model.script = [Reply(tool_calls=[terminal(background=True)]), Reply(text="Begun.")]
+    await process_tree.api.ask("Begin.")
+    await process_tree.grown(TREE_SIZE + 1)
+    run_id = await process_tree.submit(terminal("sleep 1000"))
     async with asyncio.timeout(SURELY_S):
         while not running("sleep\0001000"):
             await asyncio.sleep(0.01)
-    await told(await scene.api.post(f"/v1/runs/{run_id}/stop"))
-    async with scene.api.get(f"/v1/runs/{run_id}/events") as response:
+    await read_json(await process_tree.api.post(f"/v1/runs/{run_id}/stop"))
+    async with process_tree.api.get(f"/v1/runs/{run_id}/events") as response:
         assert '"run.cancelled"' in await response.text()
-    assert len(waiting(scene.mark)) == TREE_SIZE + 1
-    await scene.api.app.close()
-    assert running(scene.mark) == []
+    assert len(waiting(process_tree.mark)) == TREE_SIZE + 1
+    await process_tree.api.app.close()
+    assert running(process_tree.mark) == []
 
 
 # ---- at the very beginning
@@ -364,28 +366,28 @@ async def test_interrupt_keeps_background_processes_of_earlier_turns(scene: Scen
 
 @pytest.mark.parametrize("tool", ["terminal", "background", "execute_code"])
 async def test_interrupt_before_command_starts_ends_it(
-    scene: Scene, tool: str, monkeypatch: pytest.MonkeyPatch
+    process_tree: ProcessTree, tool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene.plant("sleep {mark}")
+    process_tree.plant("sleep {mark}")
     code = Call("execute_code", {"code": SCRIPT + SCRIPTS["waits"]}, id="call_t")
     call = {"terminal": terminal(), "background": terminal(background=True), "execute_code": code}[tool]
-    begin, asked, gate, pids = base.Sandbox._begin, asyncio.Event(), asyncio.Event(), list[int]()
+    begin, requested, gate, pids = base.Sandbox._begin, asyncio.Event(), asyncio.Event(), list[int]()
 
     async def slowly(sandbox: base.Sandbox, command: base.Command) -> base.Process:
-        asked.set()
+        requested.set()
         await gate.wait()
         process = await begin(sandbox, command)
         pids.append(process.pid)
         return process
 
     monkeypatch.setattr(base.Sandbox, "_begin", slowly)
-    run_id = await scene.submit(call)
-    await asyncio.wait_for(asked.wait(), SURELY_S)
-    await told(await scene.api.post(f"/v1/runs/{run_id}/stop"))
+    run_id = await process_tree.submit(call)
+    await asyncio.wait_for(requested.wait(), SURELY_S)
+    await read_json(await process_tree.api.post(f"/v1/runs/{run_id}/stop"))
     gate.set()
-    seen = await scene.ended(run_id)
-    assert seen[-1]["event"] == "run.cancelled"
-    assert told_of(seen, "call_t")[0] == "interrupted"
+    events = await process_tree.wait_for_end(run_id)
+    assert events[-1]["event"] == "run.cancelled"
+    assert told_of(events, "call_t")[0] == "interrupted"
     assert len(pids) == 1 and not os.path.exists(f"/proc/{pids[0]}")
 
 
@@ -402,12 +404,12 @@ async def test_signal_before_command_starts_is_not_lost(tmp_path: Path, backend:
     for _ in range(20):
         process = await sandbox.spawn(argv)
         await asyncio.sleep(odds.uniform(0, 0.04))
-        began = time.monotonic()
+        started_at = time.monotonic()
         async with process:
             process.interrupt()
-            said = b"".join([data async for data in process.chunks()])
-            assert (await process.wait(), process.ended_by, said) == (130, "interrupted", b"")
-        assert time.monotonic() - began < GONE_S
+            data = b"".join([data async for data in process.chunks()])
+            assert (await process.wait(), process.ended_by, data) == (130, "interrupted", b"")
+        assert time.monotonic() - started_at < GONE_S
     await sandbox.stop()
 
 
@@ -417,7 +419,7 @@ async def test_ignored_signals_of_server_are_not_inherited(tmp_path: Path) -> No
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         async with await Local(place).spawn(["grep", "SigIgn", "/proc/self/status"]) as process:
-            said = b"".join([data async for data in process.chunks()])
+            data = b"".join([data async for data in process.chunks()])
     finally:
         signal.signal(signal.SIGINT, before)
-    assert int(said.split()[1], 16) & (1 << (signal.SIGINT - 1)) == 0
+    assert int(data.split()[1], 16) & (1 << (signal.SIGINT - 1)) == 0

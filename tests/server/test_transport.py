@@ -15,14 +15,14 @@ from .clients import (
     JSON_TYPE,
     SECURITY,
     HeldModel,
-    RawAnswer,
+    RawConnection,
+    RawResponse,
     Stream,
-    Wire,
     check_envelope,
     check_headers,
     check_stream_headers,
-    refused,
-    told,
+    read_error,
+    read_json,
     user,
 )
 from .conftest import KEY, PROVIDER_KEY, Api, Start
@@ -118,16 +118,16 @@ async def test_common_headers_are_on_streams(api: Api) -> None:
         assert response.headers["X-Hermes-Session-Key"] == "kitchen"
 
 
-@pytest.mark.parametrize("given", ["", "with space", "ä", "x" * 129, "semi;colon", "<script>"])
-async def test_invalid_request_id_is_replaced(api: Api, given: str) -> None:
-    async with api.get("/health", headers={"X-Request-Id": given}) as response:
+@pytest.mark.parametrize("request_id", ["", "with space", "ä", "x" * 129, "semi;colon", "<script>"])
+async def test_invalid_request_id_is_replaced(api: Api, request_id: str) -> None:
+    async with api.get("/health", headers={"X-Request-Id": request_id}) as response:
         check_headers(response.headers)
 
 
-@pytest.mark.parametrize("given", ["a", "x" * 128, "req_7", "A.b_c-9"])
-async def test_request_id_is_echoed(api: Api, given: str) -> None:
-    async with api.get("/health", headers={"X-Request-Id": given}) as response:
-        check_headers(response.headers, given)
+@pytest.mark.parametrize("request_id", ["a", "x" * 128, "req_7", "A.b_c-9"])
+async def test_request_id_is_echoed(api: Api, request_id: str) -> None:
+    async with api.get("/health", headers={"X-Request-Id": request_id}) as response:
+        check_headers(response.headers, request_id)
 
 
 PARSER = [
@@ -178,7 +178,7 @@ PARSER = [
 
 @pytest.mark.parametrize(("data", "status", "code"), [row[1:] for row in PARSER], ids=[row[0] for row in PARSER])
 async def test_parser_errors_have_envelope(api: Api, data: bytes, status: int, code: str | None) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(data)
         answer = await wire.answer()
     assert answer.status == status
@@ -190,7 +190,7 @@ async def test_parser_errors_have_envelope(api: Api, data: bytes, status: int, c
 
 async def test_request_head_timeout_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.server.application.HEADERS_S_MAX", 0.05)
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(b"GET /health HTTP/1.1\r\nHost: x\r\n")
         answer = await wire.answer()
     assert answer.status == 408
@@ -199,7 +199,7 @@ async def test_request_head_timeout_is_408(api: Api, monkeypatch: pytest.MonkeyP
 
 
 async def test_second_request_head_timeout_is_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.request("GET", "/health")
         assert (await wire.answer()).status == 200
         monkeypatch.setattr("hermes.server.application.HEADERS_S_MAX", 0.05)
@@ -209,10 +209,10 @@ async def test_second_request_head_timeout_is_408(api: Api, monkeypatch: pytest.
 
 
 async def test_keep_alive_connection_serves_several_requests(api: Api) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         for _ in range(3):
             await wire.request("GET", "/health")
-            answer: RawAnswer = await wire.answer()
+            answer: RawResponse = await wire.answer()
             assert (answer.status, answer.json["status"]) == (200, "ok")
 
 
@@ -221,9 +221,9 @@ async def test_keep_alive_connection_serves_several_requests(api: Api) -> None:
 
 @pytest.mark.parametrize("path", PLAIN_GETS)
 async def test_head_method_matches_get(api: Api, path: str) -> None:
-    async with api.get(path) as got:
-        status, headers = got.status, dict(got.headers)
-        body = await got.read()
+    async with api.get(path) as answer:
+        status, headers = answer.status, dict(answer.headers)
+        body = await answer.read()
     async with api.client.head(api.url + path) as response:
         assert response.status == status == 200
         assert await response.read() == b""
@@ -245,7 +245,7 @@ async def test_head_method_matches_get(api: Api, path: str) -> None:
 )
 async def test_wrong_method_is_405_with_allow(api: Api, method: str, path: str, allowed: set[str]) -> None:
     async with api.client.request(method, api.url + path) as response:
-        await refused(response, 405, "method_not_allowed")
+        await read_error(response, 405, "method_not_allowed")
         assert {name.strip() for name in response.headers["Allow"].split(",")} - {"OPTIONS"} == allowed
 
 
@@ -266,7 +266,7 @@ async def test_wrong_method_is_405_with_allow(api: Api, method: str, path: str, 
     ],
 )
 async def test_unknown_path_is_404_without_key(api: Api, path: str) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.request("GET", path)
         answer = await wire.answer()
     assert answer.status == 404
@@ -316,7 +316,7 @@ async def test_internal_error_names_only_request_id(
 async def test_invalid_key_is_401(api: Api, value: str | None) -> None:
     headers = {} if value is None else {"Authorization": value}
     async with bare(api, "GET", "/v1/models", headers=headers) as response:
-        error = await refused(response, 401, "invalid_api_key")
+        error = await read_error(response, 401, "invalid_api_key")
         assert error["message"] == "Incorrect API key provided."
         assert response.headers["WWW-Authenticate"].startswith("Bearer")
 
@@ -324,11 +324,11 @@ async def test_invalid_key_is_401(api: Api, value: str | None) -> None:
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 async def test_auth_scheme_is_case_insensitive(api: Api, scheme: str) -> None:
     async with bare(api, "GET", "/v1/models", headers={"Authorization": f"{scheme} {KEY}"}) as response:
-        await told(response)
+        await read_json(response)
 
 
 async def test_non_text_key_is_rejected(api: Api) -> None:
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\x80\r\n\r\n")
         answer = await wire.answer()
     assert answer.status == 400
@@ -359,12 +359,12 @@ async def test_public_routes_need_no_key(api: Api, path: str) -> None:
 )
 async def test_protected_routes_require_key(api: Api, method: str, path: str) -> None:
     async with bare(api, method, path) as response:
-        await refused(response, 401, "invalid_api_key")
+        await read_error(response, 401, "invalid_api_key")
 
 
 async def test_key_is_checked_before_body(api: Api) -> None:
     async with bare(api, "POST", CHAT, data=b"not json") as response:
-        await refused(response, 401, "invalid_api_key")
+        await read_error(response, 401, "invalid_api_key")
 
 
 # ---- origins
@@ -445,7 +445,7 @@ async def test_no_cors_headers_without_origin(start: Start) -> None:
 async def test_cors_same_origin_page_is_allowed(start: Start, key: str) -> None:
     api = await start(key=key)
     async with api.get("/v1/models", headers={"Origin": api.url}) as response:
-        await told(response)
+        await read_json(response)
         assert "Access-Control-Allow-Origin" not in response.headers
 
 
@@ -470,7 +470,7 @@ async def test_cors_same_origin_page_is_allowed(start: Start, key: str) -> None:
 )
 async def test_open_server_checks_host_header(start: Start, host: str, status: int) -> None:
     api = await start(key="", allowed_hosts=["named.lan"])
-    async with await Wire.open(api.url) as wire:
+    async with await RawConnection.open(api.url) as wire:
         await wire.send(f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n\r\n")
         answer = await wire.answer()
     assert answer.status == status
@@ -487,7 +487,7 @@ async def test_dns_rebinding_page_is_rejected(start: Start) -> None:
 
 async def test_server_with_key_accepts_any_host(api: Api) -> None:
     async with api.get("/v1/models", headers={"Host": "hermes.example"}) as response:
-        await told(response)
+        await read_json(response)
 
 
 # ---- streams and silence
@@ -495,7 +495,7 @@ async def test_server_with_key_accepts_any_host(api: Api) -> None:
 
 async def test_stream_request_errors_precede_first_byte(api: Api) -> None:
     async with api.post(CHAT, {"messages": [], "stream": True}) as response:
-        await refused(response, 400, "invalid_value", "messages")
+        await read_error(response, 400, "invalid_value", "messages")
 
 
 async def test_stream_keepalive(start: Start) -> None:
@@ -506,7 +506,7 @@ async def test_stream_keepalive(start: Start) -> None:
             await stream.next()
             assert await stream.block() == ": keepalive"
             assert await stream.block() == ": keepalive"
-            model.let_all()
+            model.release_all()
             await stream.rest()
 
 
@@ -514,10 +514,10 @@ async def test_health_answers_while_turns_run(start: Start) -> None:
     async with HeldModel(*[Reply(text="Hello.")] * 3) as model:
         api = await start(settings=model.settings)
         turns = [asyncio.create_task(api.ask(f"question {number}")) for number in range(3)]
-        await model.asked(3)
+        await model.wait_for_request(3)
         async with api.get("/health") as response:
-            assert (await told(response))["status"] == "ok"
-        model.let_all()
+            assert (await read_json(response))["status"] == "ok"
+        model.release_all()
         await asyncio.gather(*turns)
 
 
@@ -528,9 +528,9 @@ async def test_provider_error_text_is_redacted_everywhere(api: Api, caplog: pyte
     for stream in (False, True):
         api.model.script = [Reply(status=401, error="bad key", quote_key=True)]
         async with api.post(CHAT, user(f"hi {stream}", stream=stream)) as response:
-            said = await response.text() + str(dict(response.headers))
-        assert PROVIDER_KEY not in said
-        assert "[redacted]" in said
+            text = await response.text() + str(dict(response.headers))
+        assert PROVIDER_KEY not in text
+        assert "[redacted]" in text
     assert PROVIDER_KEY not in caplog.text
 
 
@@ -539,8 +539,8 @@ async def test_server_keys_are_redacted_in_answers(api: Api, secret: str) -> Non
     text = ["It is ", secret[:9], secret[9:20], secret[20:], " indeed, ", secret[:5], "."]
     api.model.script = [Reply(text=text), Reply(text=text, continues=False)]
     async with api.post(CHAT, user(stream=True)) as response:
-        said = await response.text()
-    assert secret[:12] not in said
+        body = await response.text()
+    assert secret[:12] not in body
     answer = await api.ask("once more")
     assert answer["choices"][0]["message"]["content"] == f"It is [redacted] indeed, {secret[:5]}."
 

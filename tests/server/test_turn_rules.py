@@ -10,7 +10,7 @@ import pytest
 
 from support.model_server import Reply
 
-from .clients import HeldModel, Json, Wire, eventually, refused, told, user
+from .clients import HeldModel, Json, RawConnection, eventually, read_error, read_json, user
 from .conftest import Api, Start
 from .test_backpressure import Flood
 
@@ -27,8 +27,8 @@ TURNS: list[tuple[str, Json]] = [
 ]
 
 
-async def made(api: Api, session_id: str = "hall") -> None:
-    await told(await api.post("/api/sessions", {"id": session_id}), 201)
+async def create_session(api: Api, session_id: str = "hall") -> None:
+    await read_json(await api.post("/api/sessions", {"id": session_id}), 201)
 
 
 async def finished(api: Api) -> Json:
@@ -36,17 +36,17 @@ async def finished(api: Api) -> Json:
 
     async def look() -> Json:
         async with api.get(RUNS) as response:
-            runs = (await told(response))["data"]
+            runs = (await read_json(response))["data"]
         return dict(runs[0]) if runs else {}
 
-    run: Json = await eventually(look, lambda seen: seen.get("finished_at"))
+    run: Json = await eventually(look, lambda value: value.get("finished_at"))
     return run
 
 
 @pytest.mark.parametrize(("path", "body"), TURNS)
 async def test_model_alias_on_every_route(start: Start, path: str, body: Json) -> None:
     api = await start(Reply(text="Hello."), model_routes={"fast": {"model": "small"}})
-    await made(api)
+    await create_session(api)
     async with api.post(path, {**body, "model": "fast"}) as response:
         assert response.status in (200, 202), await response.text()
         await response.read()
@@ -57,20 +57,20 @@ async def test_model_alias_on_every_route(start: Start, path: str, body: Json) -
 @pytest.mark.parametrize(("path", "body"), TURNS)
 async def test_session_key_is_echoed_on_every_route(start: Start, path: str, body: Json) -> None:
     api = await start(Reply(text="Hello."))
-    await made(api)
+    await create_session(api)
     async with api.post(path, body, headers={"X-Hermes-Session-Key": "kitchen"}) as response:
         assert response.status in (200, 202), await response.text()
         assert response.headers["X-Hermes-Session-Key"] == "kitchen"
         await response.read()
     await finished(api)
     async with api.post(path, body, headers={"X-Hermes-Session-Key": "x" * 257}) as response:
-        await refused(response, 400, "invalid_session_key")
+        await read_error(response, 400, "invalid_session_key")
 
 
 @pytest.mark.parametrize(("path", "body"), TURNS)
 async def test_every_turn_is_a_run_with_kind(start: Start, path: str, body: Json) -> None:
     api = await start(Reply(text="Hello.", usage={"input": 30, "output": 4, "cached": 20}))
-    await made(api)
+    await create_session(api)
     named = {**body, "metadata": {"room": "hall"}} if "/api/" not in path else body
     async with api.post(path, named) as response:
         text = await response.text()
@@ -88,54 +88,54 @@ async def test_waiting_turns_per_session_are_limited(start: Start) -> None:
     async with HeldModel(*[Reply(text="Hello.", continues=False)] * 3) as model:
         api = await start(settings={**model.settings, "sessions": {"turn_queue": 2}})
         turns = [asyncio.create_task(api.client.post(api.url + CHAT, json=user("hi"), headers=HALL))]
-        await model.asked()
+        await model.wait_for_request()
         turns += [asyncio.create_task(api.client.post(api.url + CHAT, json=user("hi"), headers=HALL)) for _ in range(2)]
         await asyncio.sleep(0.1)
         async with api.post(CHAT, user("hi"), headers=HALL) as response:
-            await refused(response, 409, "session_busy")
+            await read_error(response, 409, "session_busy")
             assert int(response.headers["Retry-After"]) >= 1
-        model.let_all()
+        model.release_all()
         for answer in await asyncio.gather(*turns):
-            await told(answer)
+            await read_json(answer)
 
 
 async def test_busy_session_can_be_renamed_and_forked_but_not_deleted(start: Start) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings)
         turn = asyncio.create_task(api.client.post(api.url + CHAT, json=user("hi"), headers=HALL))
-        await model.asked()
+        await model.wait_for_request()
         async with api.delete("/api/sessions/hall") as response:
-            await refused(response, 409, "session_busy")
+            await read_error(response, 409, "session_busy")
         async with api.patch("/api/sessions/hall", {"title": "The hall"}) as response:
-            assert (await told(response))["session"]["title"] == "The hall"
+            assert (await read_json(response))["session"]["title"] == "The hall"
         async with api.post("/api/sessions/hall/fork", {"id": "copy"}) as response:
-            await told(response, 201)
+            await read_json(response, 201)
         async with api.get("/api/sessions/copy/messages") as response:
             # Only turns that have ended are copied.
-            assert (await told(response))["data"] == []
-        model.let_all()
-        await told(await turn)
+            assert (await read_json(response))["data"] == []
+        model.release_all()
+        await read_json(await turn)
         async with api.delete("/api/sessions/hall") as response:
-            await told(response)
+            await read_json(response)
 
 
 async def test_queued_run_fails_after_session_wait(start: Start) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings, run_queue_seconds=0.3)
         turn = asyncio.create_task(api.client.post(api.url + CHAT, json=user("hi"), headers=HALL))
-        await model.asked()
+        await model.wait_for_request()
         async with api.post(RUNS, {"input": "x", "session_id": "hall"}) as response:
-            run_id = (await told(response, 202))["run_id"]
+            run_id = (await read_json(response, 202))["run_id"]
 
         async def look() -> Json:
             async with api.get(f"{RUNS}/{run_id}") as response:
-                return await told(response)
+                return await read_json(response)
 
         assert (await look())["status"] == "queued"
-        run = await eventually(look, lambda seen: seen["finished_at"])
+        run = await eventually(look, lambda value: value["finished_at"])
         assert (run["status"], run["error_code"]) == ("failed", "session_busy")
-        model.let_all()
-        await told(await turn)
+        model.release_all()
+        await read_json(await turn)
 
 
 # ---- readers that stall
@@ -145,10 +145,10 @@ async def test_stalled_stream_reader_is_disconnected(start: Start) -> None:
     async with Flood(40_000, ends=False) as model:
         settings = {**model.settings, "agent": {"api_max_retries": 0, "delta_window_ms": 0}}
         api = await start(settings=settings, write_stall_seconds=0.3)
-        async with await Wire.open(api.url, receive_buffer=8192) as wire:
+        async with await RawConnection.open(api.url, receive_buffer=8192) as wire:
             await wire.request("POST", CHAT, user("hi", stream=True), Authorization=api.client.headers["Authorization"])
             await wire.head()
-            await model.asked()
+            await model.wait_for_request()
             await model.until(lambda: model.open_streams == 0, timeout=15)
             run = await finished(api)
     assert run["status"] == "cancelled"
@@ -164,12 +164,12 @@ async def test_stalled_websocket_is_closed(start: Start) -> None:
             "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
             "Authorization": api.client.headers["Authorization"],
         }
-        asked = b'{"type": "response.create", "input": "hi"}'
-        async with await Wire.open(api.url, receive_buffer=8192) as wire:
+        request = b'{"type": "response.create", "input": "hi"}'
+        async with await RawConnection.open(api.url, receive_buffer=8192) as wire:
             await wire.request("GET", RESPONSES, **upgrade)
             assert (await wire.head()).status == 101
-            await wire.send(bytes([0x81, 0x80 | len(asked), 0, 0, 0, 0]) + asked)
-            await model.asked()
+            await wire.send(bytes([0x81, 0x80 | len(request), 0, 0, 0, 0]) + request)
+            await model.wait_for_request()
             await model.until(lambda: model.open_streams == 0, timeout=15)
             async with asyncio.timeout(20):
                 with contextlib.suppress(ConnectionError):
@@ -180,5 +180,5 @@ async def test_stalled_websocket_is_closed(start: Start) -> None:
 async def test_websocket_is_pinged(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.server.websocket.SOCKET_PING_S", 0.05)
     async with api.client.ws_connect(f"{api.url}{RESPONSES}", autoping=False) as socket:
-        seen = await socket.receive(timeout=20)
-        assert seen.type is aiohttp.WSMsgType.PING
+        message = await socket.receive(timeout=20)
+        assert message.type is aiohttp.WSMsgType.PING

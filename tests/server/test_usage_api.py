@@ -13,7 +13,7 @@ from hermes.store.base import StoreError
 from hermes.store.usage_days import DAY_S, UsageKey
 from support.model_server import Call, Reply
 
-from .clients import Json, refused, told, user
+from .clients import Json, read_error, read_json, user
 from .conftest import KEY, Api, Start
 from .test_keys import ANNA, BEN, KEYS, bearer
 
@@ -24,40 +24,40 @@ TODO = {"todos": [{"id": "1", "content": "milk", "status": "pending"}]}
 
 async def usage_of(api: Api, query: str = "", key: str = KEY) -> Json:
     async with api.get(USAGE + query, headers=bearer(key)) as response:
-        return await told(response)
+        return await read_json(response)
 
 
 async def test_turns_are_counted(start: Start) -> None:
     api = await start(Reply(text="Let me see.", tool_calls=[Call("todo", TODO)]), Reply(text="Done."))
     async with api.post("/v1/chat/completions", user("hi")) as response:
-        await told(response)
+        await read_json(response)
     api.model.script = [Reply(status=401, error={"error": {"message": "no"}})]
     async with api.post("/v1/chat/completions", user("again")) as response:
         assert response.status == 502
-    found = await usage_of(api, "?group_by=day,model,provider,owner")
-    assert found["last_day"] == datetime.now(UTC).date().isoformat()
-    [row] = found["data"]
-    assert (row["day"], row["owner"], row["model"]) == (found["last_day"], "default", "test-model")
+    usage = await usage_of(api, "?group_by=day,model,provider,owner")
+    assert usage["last_day"] == datetime.now(UTC).date().isoformat()
+    [row] = usage["data"]
+    assert (row["day"], row["owner"], row["model"]) == (usage["last_day"], "default", "test-model")
     assert (row["turns"], row["failed"], row["cancelled"], row["calls"]) == (2, 1, 0, 2)
     assert (row["input_tokens"], row["output_tokens"], row["cost_usd"]) == (20, 10, None)
     assert (row["tool_calls"], row["tool_errors"]) == (1, 0)
     assert row["turn_seconds"] > 0 and row["tool_seconds"] >= 0
     assert 0 < row["first_token_p50"] <= row["first_token_p95"] and row["first_token_mean"] >= 0
-    assert found["total"] == {name: row[name] for name in found["total"]}
+    assert usage["total"] == {name: row[name] for name in usage["total"]}
 
 
 async def test_each_owner_sees_its_own_and_an_admin_all(start: Start) -> None:
     api = await start(*[Reply(text="Hi.", continues=False)] * 3, keys=KEYS)
     for key in (ANNA, ANNA, BEN):
         async with api.post("/v1/chat/completions", user("hi"), headers=bearer(key)) as response:
-            await told(response)
+            await read_json(response)
     everybody = await usage_of(api, "?group_by=owner")
     assert {row["owner"]: row["turns"] for row in everybody["data"]} == {"anna": 2, "ben": 1}
     assert everybody["total"]["turns"] == 3
     for key, owner, turns in ((ANNA, "anna", 2), (BEN, "ben", 1)):
-        found = await usage_of(api, "?group_by=owner,model", key)
-        assert [(row["owner"], row["turns"]) for row in found["data"]] == [(owner, turns)]
-        assert found["total"]["turns"] == turns
+        usage = await usage_of(api, "?group_by=owner,model", key)
+        assert [(row["owner"], row["turns"]) for row in usage["data"]] == [(owner, turns)]
+        assert usage["total"]["turns"] == turns
 
 
 async def test_days_are_bounded(api: Api) -> None:
@@ -65,9 +65,9 @@ async def test_days_are_bounded(api: Api) -> None:
         api.app.store.blocking.usage_days.add({UsageKey(TODAY - days_ago, "default", "p", "m"): {"turns": 1.0}})
     for query, turns in (("", 3), ("?days=1", 1), ("?days=2", 2), ("?days=400", 5)):
         assert (await usage_of(api, query))["total"]["turns"] == turns
-    found = await usage_of(api, "?days=2")
-    assert len(found["data"]) == 2 and found["data"][0]["day"] == found["first_day"] < found["last_day"]
-    assert set(found["data"][0]) & {"owner", "model", "provider"} == set()
+    usage = await usage_of(api, "?days=2")
+    assert len(usage["data"]) == 2 and usage["data"][0]["day"] == usage["first_day"] < usage["last_day"]
+    assert set(usage["data"][0]) & {"owner", "model", "provider"} == set()
     assert (await usage_of(api, "?group_by=model"))["data"][0]["model"] == "m"
 
 
@@ -84,7 +84,7 @@ async def test_days_are_bounded(api: Api) -> None:
 )
 async def test_refused_query(api: Api, query: str, param: str) -> None:
     async with api.get(USAGE + query) as response:
-        await refused(response, 400, "invalid_value", param)
+        await read_error(response, 400, "invalid_value", param)
 
 
 async def test_turns_that_are_not_stored_are_counted_by_a_server_only(api: Api) -> None:
@@ -92,17 +92,17 @@ async def test_turns_that_are_not_stored_are_counted_by_a_server_only(api: Api) 
     for serving in (False, True):
         api.app.usage.with_unstored_runs = serving
         async with api.post("/v1/chat/completions", user("hi", store=False)) as response:
-            await told(response)
+            await read_json(response)
         assert (await usage_of(api))["total"]["turns"] == int(serving)
 
 
-async def test_what_cannot_be_written_is_kept(api: Api, monkeypatch: Any) -> None:
+async def test_usage_is_kept_while_the_store_fails(api: Api, monkeypatch: Any) -> None:
     async def fail(*_: Any) -> None:
         raise StoreError("busy")
 
     api.model.script = [Reply(text="Hi.")]
     async with api.post("/v1/chat/completions", user("hi")) as response:
-        await told(response)
+        await read_json(response)
     with monkeypatch.context() as broken:
         broken.setattr(api.app.usage._days, "add", fail, raising=False)
         await api.app.usage.write()

@@ -11,7 +11,7 @@ import pytest
 
 from hermes.server import web_page
 
-from .clients import check_headers, refused, told
+from .clients import check_headers, read_error, read_json
 from .conftest import Api, Start
 
 HTML = "<!doctype html><title>Hermes</title><script type=module src=./assets/page-1a2b3c.js></script>"
@@ -39,14 +39,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return built
 
 
-def asked(api: Api, path: str, method: str = "GET", **headers: str) -> Any:
+def raw_request(api: Api, path: str, method: str = "GET", **headers: str) -> Any:
     """A request without a key that decompresses nothing."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     return aiohttp.request(method, api.url + path, headers={"Accept-Encoding": "", **names}, auto_decompress=False)
 
 
 async def test_the_page_and_its_assets_need_no_key(folder: Path, api: Api) -> None:
-    async with asked(api, "/", Accept="text/html") as response:
+    async with raw_request(api, "/", Accept="text/html") as response:
         assert (response.status, await response.text()) == (200, HTML)
         assert response.headers["Content-Type"] == "text/html; charset=utf-8"
         assert response.headers["Cache-Control"] == "no-cache"
@@ -55,14 +55,14 @@ async def test_the_page_and_its_assets_need_no_key(folder: Path, api: Api) -> No
         assert "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " in policy
         assert "unsafe" not in policy and "form-action 'none'" in policy
         check_headers({**response.headers, "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"})
-    async with asked(api, "/assets/page-1a2b3c.js") as response:
+    async with raw_request(api, "/assets/page-1a2b3c.js") as response:
         assert (response.status, await response.read()) == (200, SCRIPT)
         assert response.headers["Content-Type"] == "text/javascript; charset=utf-8"
         assert response.headers["Cache-Control"] == "public, max-age=31536000, immutable"
-    async with asked(api, "/assets/letters-4d5e6f.woff2") as response:
+    async with raw_request(api, "/assets/letters-4d5e6f.woff2") as response:
         assert (response.headers["Content-Type"], await response.read()) == ("font/woff2", b"\x00font")
-    async with asked(api, "/", Accept="application/json") as response:
-        assert (await told(response))["name"] == "hermes"
+    async with raw_request(api, "/", Accept="application/json") as response:
+        assert (await read_json(response))["name"] == "hermes"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ async def test_the_form_that_the_client_takes_is_sent(
     folder: Path, api: Api, accepted: str, coding: str | None
 ) -> None:
     sent = {"br": b"brotli is only passed on", "gzip": gzip.compress(SCRIPT, mtime=0), None: SCRIPT}
-    async with asked(api, "/assets/page-1a2b3c.js", Accept_Encoding=accepted) as response:
+    async with raw_request(api, "/assets/page-1a2b3c.js", Accept_Encoding=accepted) as response:
         body = await response.read()
         assert response.headers.get("Content-Encoding") == coding
         assert response.headers["Vary"] == "Accept-Encoding"
@@ -90,14 +90,14 @@ async def test_the_form_that_the_client_takes_is_sent(
 
 async def test_a_file_that_is_known_is_not_sent_again(folder: Path, api: Api) -> None:
     for path in ("/", "/assets/page-1a2b3c.js"):
-        async with asked(api, path, Accept_Encoding="gzip") as response:
+        async with raw_request(api, path, Accept_Encoding="gzip") as response:
             tag = response.headers["ETag"]
-        async with asked(api, path, Accept_Encoding="gzip", If_None_Match=f'"other", {tag}') as response:
+        async with raw_request(api, path, Accept_Encoding="gzip", If_None_Match=f'"other", {tag}') as response:
             assert (response.status, await response.read()) == (304, b"")
             assert response.headers["ETag"] == tag
-        async with asked(api, path, If_None_Match=tag) as response:  # the plain form is another one
+        async with raw_request(api, path, If_None_Match=tag) as response:  # the plain form is another one
             assert response.status == 200
-        async with asked(api, path, "HEAD") as response:
+        async with raw_request(api, path, "HEAD") as response:
             assert response.status == 200 and await response.read() == b""
             assert int(response.headers["Content-Length"]) > 80
 
@@ -122,33 +122,33 @@ async def test_nothing_else_is_served(folder: Path, api: Api, path: str) -> None
     from yarl import URL
 
     async with aiohttp.request("GET", URL(api.url + path, encoded=True)) as response:
-        await refused(response, 404, "not_found", None)
+        await read_error(response, 404, "not_found", None)
 
 
 async def test_only_get_and_head(folder: Path, api: Api) -> None:
-    async with asked(api, "/assets/page-1a2b3c.js", "POST") as response:
-        await refused(response, 405, "method_not_allowed", None)
+    async with raw_request(api, "/assets/page-1a2b3c.js", "POST") as response:
+        await read_error(response, 405, "method_not_allowed", None)
 
 
-async def test_a_page_that_is_switched_off_is_not_there(folder: Path, start: Start) -> None:
+async def test_disabled_page_is_not_found(folder: Path, start: Start) -> None:
     api = await start(ui=False)
     for path in ("/", "/assets/page-1a2b3c.js"):
-        async with asked(api, path) as response:
-            await refused(response, 404, "not_found", None)
+        async with raw_request(api, path) as response:
+            await read_error(response, 404, "not_found", None)
     async with api.get("/v1/capabilities") as response:
-        assert (await told(response))["features"]["web_ui"] is False
+        assert (await read_json(response))["features"]["web_ui"] is False
 
 
-async def test_a_page_that_is_not_built_says_what_to_do(api: Api, tmp_path: Path, monkeypatch: Any) -> None:
+async def test_missing_page_build_has_a_hint(api: Api, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(web_page, "FOLDER", tmp_path / "nowhere")
-    async with asked(api, "/") as response:
+    async with raw_request(api, "/") as response:
         assert response.status == 200 and "make setup" in await response.text()
-    async with asked(api, "/assets/page-1a2b3c.js") as response:
-        await refused(response, 404, "not_found", None)
+    async with raw_request(api, "/assets/page-1a2b3c.js") as response:
+        await read_error(response, 404, "not_found", None)
     async with api.get("/v1/capabilities") as response:
-        assert (await told(response))["features"]["web_ui"] is False
+        assert (await read_json(response))["features"]["web_ui"] is False
 
 
 async def test_capabilities_tell_of_the_page(folder: Path, api: Api) -> None:
     async with api.get("/v1/capabilities") as response:
-        assert (await told(response))["features"]["web_ui"] is True
+        assert (await read_json(response))["features"]["web_ui"] is True

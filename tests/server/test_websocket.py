@@ -10,7 +10,7 @@ import pytest
 
 from support.model_server import Call, Reply
 
-from .clients import HeldModel, Json, eventually, flat, function, sent, system_of, told
+from .clients import HeldModel, Json, eventually, function, read_json, responses_tool, sent_messages, system_of
 from .conftest import Api, Start
 
 PATH = "/v1/responses"
@@ -40,8 +40,8 @@ async def turn(socket: Socket, input: Any = "hi", **fields: Any) -> Json:
     await ask(socket, input, **fields)
     events = await answer(socket)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    made: Json = events[-1]["response"]
-    return made
+    response: Json = events[-1]["response"]
+    return response
 
 
 async def error(socket: Socket) -> Json:
@@ -91,7 +91,7 @@ async def test_websocket_turn_events(api: Api) -> None:
         # What comes next is the next turn.
         assert (await turn(socket))["output"][0]["content"][0]["text"] == "Done."
     async with api.get(f"{PATH}/{events[-1]['response']['id']}") as response:
-        assert await told(response) == events[-1]["response"]
+        assert await read_json(response) == events[-1]["response"]
 
 
 async def test_websocket_turn_is_incremental(start: Start) -> None:
@@ -99,13 +99,13 @@ async def test_websocket_turn_is_incremental(start: Start) -> None:
         api = await start(settings=model.settings)
         async with connect(api) as socket:
             await ask(socket)
-            got = []
+            deltas = []
             for _ in range(2):
-                model.let()
+                model.release()
                 while (event := await socket.receive_json(timeout=20))["type"] != "response.output_text.delta":
                     pass
-                got.append(event["delta"])
-            assert got == ["Hello", " there"]
+                deltas.append(event["delta"])
+            assert deltas == ["Hello", " there"]
             await answer(socket)
 
 
@@ -113,10 +113,10 @@ async def test_websocket_handshake_headers_apply_to_turns(api: Api) -> None:
     todo = Call("todo", {}, id="call_todo")
     api.model.script = [Reply(tool_calls=[todo]), Reply(text="Done.")]
     async with connect(api, headers={"X-Hermes-Tool-Items": "mcp", "X-Hermes-Session-Id": "hall"}) as socket:
-        made = await turn(socket)
-    assert [item["type"] for item in made["output"]] == ["mcp_call", "message"]
+        answer = await turn(socket)
+    assert [item["type"] for item in answer["output"]] == ["mcp_call", "message"]
     async with api.get("/api/sessions/hall") as response:
-        await told(response)
+        await read_json(response)
 
 
 async def test_websocket_requests_are_queued_in_order_and_limited(start: Start) -> None:
@@ -130,14 +130,14 @@ async def test_websocket_requests_are_queued_in_order_and_limited(start: Start) 
                 events.append(event)
             assert event["error"]["code"] == "rate_limit_exceeded"
             assert len(model.requests) <= 1
-            model.let_all()
+            model.release_all()
             answers = []
             while len(answers) < 9:
                 event = await socket.receive_json(timeout=20)
                 if event["type"] in FINAL:
                     answers.append(event["response"]["output"][0]["content"][0]["text"])
     assert answers == [f"answer {n}" for n in range(9)]
-    assert [sent(request)[-1][1] for request in model.requests] == [f"question {n}" for n in range(9)]
+    assert [sent_messages(request)[-1][1] for request in model.requests] == [f"question {n}" for n in range(9)]
 
 
 async def test_websocket_unstored_chains(api: Api) -> None:
@@ -145,21 +145,21 @@ async def test_websocket_unstored_chains(api: Api) -> None:
     async with connect(api) as socket:
         previous: Json = {}
         for number in range(10):
-            made = await turn(socket, f"question {number}", store=False, **previous)
-            previous = {"previous_response_id": made["id"]}
-    assert [len(sent(request)) for request in api.model.requests] == [2 * n + 1 for n in range(10)]
-    async with api.get(f"{PATH}/{made['id']}") as response:
+            answer = await turn(socket, f"question {number}", store=False, **previous)
+            previous = {"previous_response_id": answer["id"]}
+    assert [len(sent_messages(request)) for request in api.model.requests] == [2 * n + 1 for n in range(10)]
+    async with api.get(f"{PATH}/{answer['id']}") as response:
         assert response.status == 404
 
 
 async def test_websocket_client_tool_round_trip(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[HALL]), Reply(text="It is on.")]
-    tools = [flat(function("lamp", room={"type": "string"}))]
+    tools = [responses_tool(function("lamp", room={"type": "string"}))]
     async with connect(api) as socket:
-        made = await turn(socket, "light", tools=tools, store=False)
-        assert made["output"][-1]["call_id"] == "call_lamp"
+        response = await turn(socket, "light", tools=tools, store=False)
+        assert response["output"][-1]["call_id"] == "call_lamp"
         output = {"type": "function_call_output", "call_id": "call_lamp", "output": "done"}
-        again = await turn(socket, [output], tools=tools, store=False, previous_response_id=made["id"])
+        again = await turn(socket, [output], tools=tools, store=False, previous_response_id=response["id"])
     assert again["output"][-1]["content"][0]["text"] == "It is on."
 
 
@@ -167,8 +167,10 @@ async def test_websocket_ignores_stream_options(api: Api) -> None:
     api.model.script = [Reply(text="Hello.", continues=False)] * 2
     async with connect(api) as socket:
         for stream in (True, False):
-            made = await turn(socket, stream=stream, stream_options={"include_obfuscation": False}, background=False)
-            assert made["status"] == "completed"
+            response = await turn(
+                socket, stream=stream, stream_options={"include_obfuscation": False}, background=False
+            )
+            assert response["status"] == "completed"
 
 
 WARM_UPS: list[tuple[Json, list[tuple[str, str]]]] = [
@@ -193,11 +195,11 @@ async def test_websocket_warm_up_runs_no_turn(api: Api, fields: Json, before: li
         ]
         warm = events[-1]["response"]
         assert (warm["output"], warm["usage"]["total_tokens"], api.model.requests) == ([], 0, [])
-        made = await turn(socket, "one", store=False, previous_response_id=warm["id"])
-        await turn(socket, "two", store=False, previous_response_id=made["id"])
+        response = await turn(socket, "one", store=False, previous_response_id=warm["id"])
+        await turn(socket, "two", store=False, previous_response_id=response["id"])
     first, second = api.model.requests
-    assert sent(first) == [*before, ("user", "one")]
-    assert sent(second) == [*before, ("user", "one"), ("assistant", "Hello."), ("user", "two")]
+    assert sent_messages(first) == [*before, ("user", "one")]
+    assert sent_messages(second) == [*before, ("user", "one"), ("assistant", "Hello."), ("user", "two")]
     if "Be brief." in str(fields):
         assert all("Be brief." in system_of(request) for request in (first, second))
 
@@ -213,26 +215,26 @@ async def test_websocket_warm_up_continues_stored_response(api: Api) -> None:
         await socket.send_json(second)
         warm = (await answer(socket))[-1]["response"]
         await turn(socket, "three", previous_response_id=warm["id"])
-    assert [text for _, text in sent(api.model.requests[1])] == ["one", "a", "two"]
-    assert [text for _, text in sent(api.model.requests[2])] == ["one", "a", "and", "three"]
+    assert [text for _, text in sent_messages(api.model.requests[1])] == ["one", "a", "two"]
+    assert [text for _, text in sent_messages(api.model.requests[2])] == ["one", "a", "and", "three"]
 
 
 async def test_websocket_continues_any_stored_response(api: Api) -> None:
     api.model.script = [Reply(text=text, continues=False) for text in "abc"]
     async with api.post(PATH, {"input": "one"}) as response:
-        first = (await told(response))["id"]
+        first = (await read_json(response))["id"]
     async with connect(api) as socket:
         second = await turn(socket, "two", previous_response_id=first)
     async with api.post(PATH, {"input": "three", "previous_response_id": second["id"]}) as response:
-        await told(response)
-    assert [text for _, text in sent(api.model.requests[2])] == ["one", "a", "two", "b", "three"]
+        await read_json(response)
+    assert [text for _, text in sent_messages(api.model.requests[2])] == ["one", "a", "two", "b", "three"]
 
 
 async def test_websocket_large_request(api: Api) -> None:
     api.model.script = [Reply(text="Read.")]
     async with connect(api) as socket:
-        made = await turn(socket, "short", padding="x" * 6_000_000)
-    assert made["status"] == "completed"
+        response = await turn(socket, "short", padding="x" * 6_000_000)
+    assert response["status"] == "completed"
 
 
 # ---- errors
@@ -264,11 +266,11 @@ async def test_websocket_error_leaves_socket_open(api: Api) -> None:
     async with connect(api) as socket:
         for data, code, param in WRONG:
             await (socket.send_bytes(data) if isinstance(data, bytes) else socket.send_str(data))
-            seen = await error(socket)
-            assert seen["status"] == 400, (data, seen)
-            assert seen["code"].startswith(code), (data, seen)
+            error_event = await error(socket)
+            assert error_event["status"] == 400, (data, error_event)
+            assert error_event["code"].startswith(code), (data, error_event)
             if param is not None:
-                assert seen["param"] == param, (data, seen)
+                assert error_event["param"] == param, (data, error_event)
         assert (await turn(socket))["status"] == "completed"
 
 
@@ -306,12 +308,12 @@ async def test_websocket_concurrency_cap(start: Start) -> None:
     async with HeldModel(Reply(text="Hello."), Reply(text="Hello.", continues=False)) as model:
         api = await start(settings=model.settings, max_concurrent_runs=1)
         first = asyncio.create_task(api.ask("first"))
-        await model.asked()
+        await model.wait_for_request()
         async with connect(api) as socket:
             await ask(socket)
-            seen = await error(socket)
-            assert (seen["status"], seen["code"]) == (429, "rate_limit_exceeded")
-            model.let_all()
+            error_event = await error(socket)
+            assert (error_event["status"], error_event["code"]) == (429, "rate_limit_exceeded")
+            model.release_all()
             await first
             assert (await turn(socket))["status"] == "completed"
 
@@ -324,7 +326,7 @@ async def test_websocket_disconnect_cancels_turn(start: Start) -> None:
         api = await start(settings=model.settings)
         async with connect(api) as socket:
             await ask(socket)
-            model.let()
+            model.release()
             response_id = (await socket.receive_json(timeout=20))["response"]["id"]
             while (await socket.receive_json(timeout=20))["type"] != "response.output_text.delta":
                 pass
@@ -334,24 +336,24 @@ async def test_websocket_disconnect_cancels_turn(start: Start) -> None:
 
         async def look() -> Json:
             async with api.get(f"{PATH}/{response_id}") as response:
-                return await told(response)
+                return await read_json(response)
 
-        made = await eventually(look, lambda seen: seen["status"] != "in_progress")
-    assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})
-    assert made["output"][0]["content"][0]["text"] == "Half"
+        result = await eventually(look, lambda value: value["status"] != "in_progress")
+    assert (result["status"], result["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})
+    assert result["output"][0]["content"][0]["text"] == "Half"
 
 
 async def test_websocket_is_closed_on_drain(api: Api) -> None:
     async with connect(api) as socket:
         api.context.drain()
-        seen = await socket.receive(timeout=20)
-        assert seen.type is aiohttp.WSMsgType.CLOSE
-        assert seen.data == 1012
+        message = await socket.receive(timeout=20)
+        assert message.type is aiohttp.WSMsgType.CLOSE
+        assert message.data == 1012
 
 
 async def test_websocket_maximum_lifetime(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.server.websocket.SOCKET_S_MAX", 0.1)
     async with connect(api) as socket:
         assert (await error(socket))["code"] == "websocket_connection_limit_reached"
-        seen = await socket.receive(timeout=20)
-        assert (seen.type, seen.data) == (aiohttp.WSMsgType.CLOSE, 1000)
+        message = await socket.receive(timeout=20)
+        assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1000)

@@ -8,7 +8,7 @@ import pytest
 
 from support.model_server import Reply
 
-from .clients import Json, refused, sent, stream_of, told, user
+from .clients import Json, read_error, read_json, sent_messages, stream_of, user
 from .conftest import Api, Start
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -23,14 +23,14 @@ async def broken(start: Start, home_folder: Path) -> Api:
 
 async def test_chat_without_store_is_unrecorded(broken: Api) -> None:
     async with broken.post(CHAT, user("hi")) as response:
-        answer = await told(response)
+        answer = await read_json(response)
     assert answer["choices"][0]["message"]["content"] == "Hello."
     async with broken.post(CHAT, user("hi", stream=True)) as response:
         assert "Hello." in str(await stream_of(response))
     async with broken.post(CHAT, user("hi"), headers={"X-Hermes-Session-Id": "hall"}) as response:
-        await told(response)
+        await read_json(response)
         assert response.headers["X-Hermes-Session-Id"] == "hall"
-    assert sent(broken.model.requests[-1]) == [("user", "hi")]
+    assert sent_messages(broken.model.requests[-1]) == [("user", "hi")]
 
 
 async def test_unstored_responses_without_store(broken: Api) -> None:
@@ -54,11 +54,11 @@ REFUSED: list[tuple[str, str, Json | None]] = [
 @pytest.mark.parametrize(("method", "path", "body"), REFUSED)
 async def test_other_routes_without_store_are_503(broken: Api, method: str, path: str, body: Json | None) -> None:
     async with broken.client.request(method, broken.url + path, json=body) as response:
-        await refused(response, 503, "session_db_unavailable")
+        await read_error(response, 503, "session_db_unavailable")
 
 
 async def test_readiness_without_store_is_503(broken: Api) -> None:
     async with broken.get("/health") as response:
-        await told(response)
+        await read_json(response)
     async with broken.get("/health/ready") as response:
-        await refused(response, 503, "not_ready")
+        await read_error(response, 503, "not_ready")

@@ -69,14 +69,14 @@ async def test_both_workers_serve(home_folder: Path) -> None:
         assert len(server.pids) == 2 and server.gateway.process.pid not in server.pids
         env = {**os.environ, "HERMES_HOME": str(home_folder)}
         command = (sys.executable, "-m", "hermes", "gateway")
-        asked = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *command, "status", "--json", env=env, stdout=asyncio.subprocess.PIPE
         )
-        told = json.loads((await asked.communicate())[0])
-        assert told["pid"] == server.gateway.process.pid and told["address"] == server.gateway.url
+        payload = json.loads((await process.communicate())[0])
+        assert payload["pid"] == server.gateway.process.pid and payload["address"] == server.gateway.url
         pids = server.pids
         stopped = await asyncio.create_subprocess_exec(*command, "stop", env=env)
-        assert await stopped.wait() == 0 and await server.gateway.ended() == 0
+        assert await stopped.wait() == 0 and await server.gateway.wait_for_exit() == 0
         assert not any(is_alive(pid, None) for pid in pids) and not is_served(server.home)
         assert not list(server.home.run_folder.glob("peer-*"))
 
@@ -85,19 +85,19 @@ async def test_worker_sockets_are_private(home_folder: Path) -> None:
     async with two_workers(home_folder, answer) as server:
         sockets = list(server.home.run_folder.glob("peer-*.sock"))
         assert len(sockets) == 2
-        assert {stat.S_IMODE(one.stat().st_mode) for one in sockets} == {0o600}
+        assert {stat.S_IMODE(sock.stat().st_mode) for sock in sockets} == {0o600}
         assert stat.S_IMODE(server.home.run_folder.stat().st_mode) == 0o700
 
 
 async def test_events_are_same_at_other_worker(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer) as server:
-        pid, one = await server.client()
-        run_id = await submitted(one, "one: c/w")
+        pid, client = await server.client()
+        run_id = await submitted(client, "one: c/w")
         _, reader = await server.client(pid)
         _, other = await server.client(other_than=pid)
         path = f"/v1/runs/{run_id}/events"
         reading = [asyncio.ensure_future(stream(client, path)) for client in (reader, other)]
-        await has_status(one, run_id, "running")
+        await has_status(client, run_id, "running")
         await until(lambda: len(server.model.requests) == 2)
         server.go()
         at_owner, at_other = await asyncio.gather(*reading)
@@ -110,9 +110,9 @@ async def test_events_are_same_at_other_worker(start: Start, home_folder: Path) 
 
 async def test_response_is_same_at_other_worker(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer) as server:
-        pid, one = await server.client()
+        pid, client = await server.client()
         body = {"input": "Turn one: c/w.", "background": True}
-        response_id = (await post(one, "/v1/responses", body))["id"]
+        response_id = (await post(client, "/v1/responses", body))["id"]
         _, reader = await server.client(pid)
         path = f"/v1/responses/{response_id}?stream=true"
         reading = [asyncio.ensure_future(stream(reader, path))]
@@ -129,20 +129,20 @@ async def test_response_is_same_at_other_worker(start: Start, home_folder: Path)
 
 async def test_run_control_through_other_worker(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer) as server:
-        one, other = await server.both()
-        run_id = await submitted(one, "ask: a/q/w")
+        first, other = await server.both()
+        run_id = await submitted(first, "ask: a/q/w")
         approval = (await has_status(other, run_id, "waiting_for_approval"))["pending_approvals"][0]["approval_id"]
-        told = {"choice": "once", "approval_id": approval}
-        assert (await post(other, f"/v1/runs/{run_id}/approval", told))["resolved"] == 1
+        decision = {"choice": "once", "approval_id": approval}
+        assert (await post(other, f"/v1/runs/{run_id}/approval", decision))["resolved"] == 1
         await has_status(other, run_id, "waiting_for_input")
-        await post(other, f"/v1/runs/{run_id}/approval", told, 409)
+        await post(other, f"/v1/runs/{run_id}/approval", decision, 409)
         await post(other, f"/v1/runs/{run_id}/clarify", {"answer": "The red one."})
         await until(lambda: "The red one." in str(server.model.requests[-1].body))
         await until(lambda: "call-ask-2-0" in (home_folder / "workspace" / "effects.txt").read_text())
         await post(other, f"/v1/runs/{run_id}/steer", {"text": "Be brief."}, 202)
         assert (await post(other, f"/v1/runs/{run_id}/stop", {}))["status"] == "stopping"
         # What the owner has recorded when the other answers is there for everybody.
-        assert (await get(one, f"/v1/runs/{run_id}"))["status"] in ("stopping", "cancelled")
+        assert (await get(first, f"/v1/runs/{run_id}"))["status"] in ("stopping", "cancelled")
         await has_status(other, run_id, "cancelled")
         events = [
             json.loads(line[6:])
@@ -154,12 +154,12 @@ async def test_run_control_through_other_worker(start: Start, home_folder: Path)
 
 async def test_response_cancel_through_other_worker(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer) as server:
-        one, other = await server.both()
-        made = await post(one, "/v1/responses", {"input": "Turn one: w.", "background": True})
+        first, other = await server.both()
+        response = await post(first, "/v1/responses", {"input": "Turn one: w.", "background": True})
         await until((home_folder / "workspace" / "effects.txt").exists)
-        cancelled = await post(other, f"/v1/responses/{made['id']}/cancel", {})
+        cancelled = await post(other, f"/v1/responses/{response['id']}/cancel", {})
         assert cancelled["status"] == "cancelled"
-        assert (await get(one, f"/v1/responses/{made['id']}"))["status"] == "cancelled"
+        assert (await get(first, f"/v1/responses/{response['id']}"))["status"] == "cancelled"
 
 
 async def test_mcp_request_is_cancelled_through_other_worker(start: Start, home_folder: Path) -> None:
@@ -194,10 +194,10 @@ def _rpc(method: str, params: Json, **fields: Any) -> Json:
 
 async def test_unstored_run_is_known_at_other_worker(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer) as server:
-        pid, one = await server.client()
+        pid, client = await server.client()
         other_pid, other = await server.client(other_than=pid)
         body = {"messages": [{"role": "user", "content": "Turn one: w."}], "store": False, "stream": True}
-        async with one.post("/v1/chat/completions", json=body) as response:
+        async with client.post("/v1/chat/completions", json=body) as response:
             run_id = response.headers["X-Hermes-Run-Id"]
             await until((home_folder / "workspace" / "effects.txt").exists)
             assert (await get(other, f"/v1/runs/{run_id}"))["status"] == "running"
@@ -216,16 +216,16 @@ async def test_client_tool_outputs_at_other_worker(start: Start, home_folder: Pa
         tools = [{"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}]
         first = await post(one, "/v1/responses", {"input": "Weather?", "tools": tools})
         [call] = [item for item in first["output"] if item["type"] == "function_call"]
-        given = [{"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}]
-        body = {"input": given, "previous_response_id": first["id"], "tools": tools}
+        outputs = [{"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}]
+        body = {"input": outputs, "previous_response_id": first["id"], "tools": tools}
         assert "Rain." in json.dumps(await post(other, "/v1/responses", body))
 
 
 async def test_job_runs_once_with_two_workers(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer, cron={"enabled": True}) as server:
-        one, other = await server.both()
+        first, other = await server.both()
         at = datetime.fromtimestamp(time.time() + 2, UTC).isoformat()
-        job = (await post(one, "/api/jobs", {"name": "j", "prompt": "Turn job: c.", "schedule": at}, 201))["job"]
+        job = (await post(first, "/api/jobs", {"name": "j", "prompt": "Turn job: c.", "schedule": at}, 201))["job"]
         assert job["next_run_at"] is not None, job
         async with asyncio.timeout(SURELY_S):
             while job["last_status"] in (None, "running"):
@@ -252,13 +252,13 @@ async def test_idempotency_key_is_shared_by_workers(start: Start, home_folder: P
             async with client.post(path, json=body, headers={"Idempotency-Key": "k"}) as response:
                 return response.status, response.headers["X-Hermes-Run-Id"], await response.read()
 
-        asked = [asyncio.ensure_future(ask(client)) for client in await server.both()]
+        tasks = [asyncio.ensure_future(ask(client)) for client in await server.both()]
         effects = home_folder / "workspace" / "effects.txt"
         await until(effects.exists)
         server.go()
-        one, other = await asyncio.gather(*asked)
-        assert one == other
-        await has_status(await server.any(), one[1], "completed")
+        first, other = await asyncio.gather(*tasks)
+        assert first == other
+        await has_status(await server.any(), first[1], "completed")
         assert effects.read_text().split() == ["call-one-0-0"]
 
 
@@ -288,14 +288,14 @@ REFUSED: list[tuple[str, Json, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("_", "settings", "code", "words"), REFUSED)
+@pytest.mark.parametrize(("_", "settings", "code", "message"), REFUSED)
 async def test_startup_failure_is_reported_by_parent(
-    home_folder: Path, _: str, settings: Json, code: int, words: str
+    home_folder: Path, _: str, settings: Json, code: int, message: str
 ) -> None:
     gateway = Gateway(home_folder, **settings)
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         await gateway.start()
-    assert await gateway.ended() == code
+    assert await gateway.wait_for_exit() == code
     assert not is_served(Home(home_folder))
 
 
@@ -305,17 +305,17 @@ async def test_port_shared_by_workers_of_other_server_is_taken(home_folder: Path
         env = {**os.environ, "HERMES_HOME": str(tmp_path / "other")}
         command = (sys.executable, "-m", "hermes", "gateway", "run", "--workers", "2", "--port", str(port))
         other = await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.PIPE)
-        _, said = await asyncio.wait_for(other.communicate(), SURELY_S)
-        assert other.returncode == 69 and b"cannot be bound" in said
+        _, stderr = await asyncio.wait_for(other.communicate(), SURELY_S)
+        assert other.returncode == 69 and b"cannot be bound" in stderr
 
 
 async def test_processes_of_deleted_session_end_at_every_worker(start: Start, home_folder: Path) -> None:
     command = {"command": "echo $$ > pid; until [ -e go ]; do sleep 0.02; done", "background": True}
     script = [Reply(tool_calls=[Call("terminal", command, id="call-1")]), Reply(text="Begun.")]
     async with start(home_folder, lambda _: script.pop(0)) as server:
-        one, other = await server.both()
-        await post(one, "/api/sessions", {"id": "s"}, 201)
-        await post(one, "/api/sessions/s/chat", {"message": "Begin."})
+        first, other = await server.both()
+        await post(first, "/api/sessions", {"id": "s"}, 201)
+        await post(first, "/api/sessions/s/chat", {"message": "Begin."})
         file = home_folder / "workspace" / "pid"
         await until(lambda: file.exists() and file.read_text().strip())
         async with other.delete("/api/sessions/s") as response:
@@ -325,10 +325,10 @@ async def test_processes_of_deleted_session_end_at_every_worker(start: Start, ho
 
 async def test_metrics_are_summed_over_workers(start: Start, home_folder: Path) -> None:
     async with start(home_folder, answer) as server:
-        one, other = await server.both()
-        for client in (one, other):
+        first, other = await server.both()
+        for client in (first, other):
             await post(client, "/v1/chat/completions", {"messages": [{"role": "user", "content": "Turn one: ."}]})
-        for client in (one, other):
+        for client in (first, other):
             async with client.get("/metrics") as response:
                 assert 'hermes_turns_total{kind="chat",outcome="completed"} 2.0' in await response.text()
 
@@ -342,9 +342,9 @@ async def test_parent_notifies_systemd_for_all_workers(
     monkeypatch.setenv("WATCHDOG_USEC", "100000")
     async with two_workers(home_folder, answer) as server:
         await until(lambda: manager.hears("READY=1"))
-        manager.heard.clear()
+        manager.notifications.clear()
         await until(lambda: manager.hears("WATCHDOG=1"))
         assert await server.gateway.end(signal.SIGTERM) == 0
         manager.hears("")
-        first = [lines[0] for lines in manager.heard]
+        first = [lines[0] for lines in manager.notifications]
         assert first.count("STOPPING=1") == 1 and "READY=1" not in first

@@ -1,4 +1,4 @@
-"""A scripted model that uses tools over HTTP, and each turn as all of its sides saw it."""
+"""Turns with tool calls over HTTP, with the records of model, client and run compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.core.text import text_of
 from support.model_server import Call, Reply, Request
 
-from .clients import Frame, Stream, chat_text, check_stream_headers, frames, told, user
+from .clients import Frame, Stream, chat_text, check_stream_headers, frames, read_json, user
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,13 +41,13 @@ def contents(request: Request) -> dict[str, str]:
 def parsed(content: str) -> Json:
     """A result as JSON, without the frame around what comes from outside, and the user's words behind it."""
     inside = content.partition("\n")[2] if _FRAME in content.partition("\n")[0] else content
-    found: Json = json.JSONDecoder().raw_decode(inside)[0]
-    return found
+    payload: Json = json.JSONDecoder().raw_decode(inside)[0]
+    return payload
 
 
 @dataclass
 class Turn:
-    """What became of one turn: the model's side, the client's, and the run's own record."""
+    """One turn as recorded by the model, the client and the run's events."""
 
     run_id: str = ""
     calls: dict[str, Call] = field(default_factory=dict)
@@ -61,16 +61,16 @@ class Turn:
         """What the tools answered the model, in the order of the calls."""
         return [parsed(self.contents[call_id]) for call_id in self.calls]
 
-    def told(self, name: str) -> list[Json]:
+    def stream_frames(self, name: str) -> list[Json]:
         """The frames of one name on the client's stream."""
         return [frame.data for frame in self.frames if frame.event == name]
 
-    def of(self, name: str) -> list[Json]:
+    def run_events(self, name: str) -> list[Json]:
         """The run's own events of one name."""
         return [event for event in self.events if event["event"] == name]
 
 
-class Talk:
+class Conversation:
     """A conversation on one surface. Calls without an id are numbered: call_1, call_2, …"""
 
     def __init__(self, api: Api, surface: str, home: Path) -> None:
@@ -79,23 +79,23 @@ class Talk:
         self.headers = dict(PLAIN)
         self._made = 0
 
-    async def begin(self) -> Talk:
-        await told(await self.api.post("/api/sessions", {"id": SESSION}), 201)
+    async def begin(self) -> Conversation:
+        await read_json(await self.api.post("/api/sessions", {"id": SESSION}), 201)
         return self
 
     async def turn(self, *steps: Step, aside: Aside | None = None, message: str = "Go.") -> Turn:
-        """One turn, whose every record has been compared with every other."""
+        """Run one turn, and compare all of its records."""
         async with self.open(*steps, aside=aside, message=message) as (turn, stream):
             if stream is not None:
                 turn.frames += await stream.rest()
-        await self.settle(turn)
+        await self.check_records(turn)
         return turn
 
     @asynccontextmanager
     async def open(
         self, *steps: Step, aside: Aside | None = None, message: str = "Go."
     ) -> AsyncIterator[tuple[Turn, Stream | None]]:
-        """A turn that goes on meanwhile. Without a stream it is over already."""
+        """Start a turn and yield it with its stream; without a stream it has ended already."""
         turn = Turn()
         self.api.model.handler = self._handler(turn, list(steps), aside)
         path, body = {
@@ -108,7 +108,7 @@ class Talk:
         async with self.api.post(path, body, headers={**self.headers, **named}) as response:
             turn.run_id = response.headers["X-Hermes-Run-Id"]
             if self.surface in ("plain", "chat"):
-                body = await told(response)
+                body = await read_json(response)
                 turn.text = (body if self.surface == "chat" else body["choices"][0])["message"]["content"]
                 yield turn, None
             else:
@@ -120,8 +120,8 @@ class Talk:
         def handle(request: Request) -> Reply:
             if aside is not None and (reply := aside(request)) is not None:
                 return reply
-            found = contents(request)
-            turn.contents = {call_id: found[call_id] for call_id in turn.calls}
+            texts = contents(request)
+            turn.contents = {call_id: texts[call_id] for call_id in turn.calls}
             if not steps:
                 return Reply(text=DONE, continues=False)
             step = steps.pop(0)
@@ -134,8 +134,8 @@ class Talk:
 
         return handle
 
-    async def settle(self, turn: Turn, end: str = "run.completed") -> None:
-        """Read the run's record, and see that all surfaces tell the same of every call."""
+    async def check_records(self, turn: Turn, end: str = "run.completed") -> None:
+        """Read the run's events, and check that all surfaces agree about every call."""
         turn.events = await events(self.api, turn.run_id)
         assert turn.events[-1]["event"] == end, turn.events[-1]
         if end == "run.completed":
@@ -145,31 +145,33 @@ class Talk:
 
     async def _check_rows(self, turn: Turn) -> None:
         async with self.api.get(f"/api/sessions/{SESSION}/messages") as response:
-            rows = [row for row in (await told(response))["data"] if row["run_id"] == turn.run_id]
+            rows = [row for row in (await read_json(response))["data"] if row["run_id"] == turn.run_id]
         stored = {row["tool_call_id"]: text_of(row["content"]) for row in rows if row["role"] == "tool"}
         assert stored == turn.contents
         assert rows[-1]["content"] == DONE
 
 
 async def events(api: Api, run_id: str) -> list[Json]:
-    """All that a run tells of itself, whose numbers are what they should be."""
+    """The run's events, whose sequence numbers are checked."""
     async with api.get(f"/v1/runs/{run_id}/events") as response:
         assert response.status == 200, await response.text()
-        found = frames(await response.text())
-    numbers = [frame.data["seq"] for frame in found]
-    assert numbers == sorted(set(numbers)) and [str(number) for number in numbers] == [frame.id for frame in found]
-    assert all(frame.data["run_id"] == run_id and frame.data["timestamp"] > 0 for frame in found)
-    ends = [frame.data["event"] for frame in found if frame.data["event"] in _ENDS]
-    assert len(ends) == 1 and found[-1].data["event"] == ends[0], ends
-    return [frame.data for frame in found]
+        stream_frames = frames(await response.text())
+    numbers = [frame.data["seq"] for frame in stream_frames]
+    assert numbers == sorted(set(numbers)) and [str(number) for number in numbers] == [
+        frame.id for frame in stream_frames
+    ]
+    assert all(frame.data["run_id"] == run_id and frame.data["timestamp"] > 0 for frame in stream_frames)
+    ends = [frame.data["event"] for frame in stream_frames if frame.data["event"] in _ENDS]
+    assert len(ends) == 1 and stream_frames[-1].data["event"] == ends[0], ends
+    return [frame.data for frame in stream_frames]
 
 
-def _in_conversation(turn: Turn, found: list[Json], key: str) -> dict[str, Json]:
+def _in_conversation(turn: Turn, items: list[Json], key: str) -> dict[str, Json]:
     """Those that are about calls of the conversation, each once; calls within calls have ids of their own."""
-    kept = [one for one in found if one[key] in turn.calls]
-    assert len({one[key] for one in kept}) == len(kept)
-    assert all(one[key].partition(".")[0] in turn.calls for one in found)
-    return {one[key]: one for one in kept}
+    matching = [item for item in items if item[key] in turn.calls]
+    assert len({match[key] for match in matching}) == len(matching)
+    assert all(item[key].partition(".")[0] in turn.calls for item in items)
+    return {match[key]: match for match in matching}
 
 
 def _failed(content: str) -> bool:
@@ -178,9 +180,9 @@ def _failed(content: str) -> bool:
 
 
 def check_run(turn: Turn) -> None:
-    """What `/v1/runs/{run_id}/events` says of each call."""
-    begun = _in_conversation(turn, turn.of("tool.started"), "tool_call_id")
-    ended = _in_conversation(turn, turn.of("tool.completed"), "tool_call_id")
+    """Check the events of `/v1/runs/{run_id}/events` about each call."""
+    calls = _in_conversation(turn, turn.run_events("tool.started"), "tool_call_id")
+    ended = _in_conversation(turn, turn.run_events("tool.completed"), "tool_call_id")
     assert set(ended) == set(turn.calls)
     for call_id, call in turn.calls.items():
         end, content = ended[call_id], turn.contents[call_id]
@@ -188,8 +190,8 @@ def check_run(turn: Turn) -> None:
         assert (end["result"], end["result_chars"]) == (content[:20_000], len(content))
         assert (end["status"] == "ok") is not end["error"]
         assert end["duration"] >= 0
-        if call_id in begun:
-            start = begun[call_id]
+        if call_id in calls:
+            start = calls[call_id]
             assert (start["tool"], start["arguments"]) == (call.name, call.arguments)
             assert (start["preview"] or end["error"]) and start["iteration"] >= 1
             assert start["seq"] < end["seq"]
@@ -199,19 +201,19 @@ def check_run(turn: Turn) -> None:
 
 
 def check_plain(turn: Turn) -> None:
-    """What a plain request is answered."""
+    """Check the body of a plain request."""
     assert turn.text == DONE
 
 
 def check_chat(turn: Turn) -> None:
-    """What a chat completion's stream says of each call."""
+    """Check what a chat completion's stream has of each call."""
     assert chat_text(turn.frames).endswith(DONE) and turn.frames[-1].data == "[DONE]"
-    progress = turn.told("hermes.tool.progress")
-    begun = _in_conversation(turn, [one for one in progress if one["status"] == "running"], "toolCallId")
-    ended = _in_conversation(turn, [one for one in progress if one["status"] == "completed"], "toolCallId")
-    started = {event["tool_call_id"]: event for event in turn.of("tool.started")}
-    assert set(begun) == set(ended) == set(started) & set(turn.calls)
-    for call_id, start in begun.items():
+    progress = turn.stream_frames("hermes.tool.progress")
+    calls = _in_conversation(turn, [entry for entry in progress if entry["status"] == "running"], "toolCallId")
+    ended = _in_conversation(turn, [entry for entry in progress if entry["status"] == "completed"], "toolCallId")
+    started = {event["tool_call_id"]: event for event in turn.run_events("tool.started")}
+    assert set(calls) == set(ended) == set(started) & set(turn.calls)
+    for call_id, start in calls.items():
         end = ended[call_id]
         assert start["tool"] == end["tool"] == turn.calls[call_id].name
         assert start["label"] == end["label"] == (started[call_id]["preview"] or start["tool"])
@@ -220,22 +222,22 @@ def check_chat(turn: Turn) -> None:
 
 
 def check_session(turn: Turn) -> None:
-    """What a session's stream says of each call."""
-    found = [frame.data for frame in turn.frames]
-    assert [one["seq"] for one in found] == list(range(1, len(found) + 1))
-    assert {(one["session_id"], one["run_id"]) for one in found} == {(SESSION, turn.run_id)}
+    """Check what a session's stream has of each call."""
+    data = [frame.data for frame in turn.frames]
+    assert [item["seq"] for item in data] == list(range(1, len(data) + 1))
+    assert {(item["session_id"], item["run_id"]) for item in data} == {(SESSION, turn.run_id)}
     assert [frame.event for frame in turn.frames[:2]] == ["run.started", "message.started"]
     assert [frame.event for frame in turn.frames[-3:]] == ["assistant.completed", "run.completed", "done"]
-    begun = _in_conversation(turn, turn.told("tool.started"), "tool_call_id")
-    ended = _in_conversation(turn, turn.told("tool.completed"), "tool_call_id")
+    calls = _in_conversation(turn, turn.stream_frames("tool.started"), "tool_call_id")
+    ended = _in_conversation(turn, turn.stream_frames("tool.completed"), "tool_call_id")
     assert set(ended) == set(turn.calls)
     for call_id, end in ended.items():
         call, content = turn.calls[call_id], turn.contents[call_id]
         assert (end["tool_name"], end["error"], end["result"]) == (call.name, _failed(content), content[:20_000])
         assert end["duration"] >= 0
-        if call_id in begun:
-            for one in (begun[call_id], end):
-                assert (one["tool_name"], one["args"]) == (call.name, call.arguments)
-                assert one["preview"] or end["error"]
-    messages = turn.told("run.completed")[0]["messages"]
+        if call_id in calls:
+            for event in (calls[call_id], end):
+                assert (event["tool_name"], event["args"]) == (call.name, call.arguments)
+                assert event["preview"] or end["error"]
+    messages = turn.stream_frames("run.completed")[0]["messages"]
     assert {m["tool_call_id"]: m["content"] for m in messages if m["role"] == "tool"} == turn.contents

@@ -9,12 +9,12 @@ from .clients import Json, function, user
 CHAT, RESPONSES, RUNS, SESSIONS = "/v1/chat/completions", "/v1/responses", "/v1/runs", "/api/sessions"
 
 
-def said(content: Any, **fields: Any) -> Json:
+def user_message(content: Any, **fields: Any) -> Json:
     return {"messages": [{"role": "user", "content": content}], **fields}
 
 
 def part(**fields: Any) -> Json:
-    return said([fields])
+    return user_message([fields])
 
 
 PNG = "data:image/png;base64,iVBORw0KGgo="
@@ -31,11 +31,11 @@ WRONG_CHAT: list[tuple[Json, str, str | None]] = [
     ({"messages": [{"role": 1, "content": "x"}]}, "invalid_type", "messages[0].role"),
     ({"messages": [{"content": "x"}]}, "", "messages[0].role"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "invalid_value", "messages[0].role"),
-    (said(5), "invalid_type", "messages[0].content"),
-    (said({"text": "x"}), "invalid_type", "messages[0].content"),
-    (said(True), "invalid_type", "messages[0].content"),
-    (said(None), "", "messages[0].content"),
-    (said([5]), "", "messages[0].content[0]"),
+    (user_message(5), "invalid_type", "messages[0].content"),
+    (user_message({"text": "x"}), "invalid_type", "messages[0].content"),
+    (user_message(True), "invalid_type", "messages[0].content"),
+    (user_message(None), "", "messages[0].content"),
+    (user_message([5]), "", "messages[0].content[0]"),
     (part(type="text", text=5), "", "messages[0].content[0].text"),
     (part(type="text"), "", "messages[0].content[0].text"),
     (part(type=5), "", "messages[0].content[0].type"),
@@ -53,14 +53,14 @@ WRONG_CHAT: list[tuple[Json, str, str | None]] = [
     (part(type="file", file={"file_data": "data:application/pdf;base64,abcde"}), "invalid_content_part", None),
     (part(type="file", file={"file_id": "f"}), "unsupported_content_type", None),
     (part(type="input_file", file_url="https://a/b"), "unsupported_content_type", None),
-    ({"messages": [{"role": "system", "content": [{"type": "image_url", "image_url": PNG}]}, *said("x")["messages"]]},
+    ({"messages": [{"role": "system", "content": [{"type": "image_url", "image_url": PNG}]}, *user_message("x")["messages"]]},
      "unsupported_content_type", None),
     ({"messages": [{"role": "system", "content": "x"}]}, "missing_user_message", None),
-    ({"messages": [*said("x")["messages"], {"role": "tool", "content": "y"}]}, "", "messages[1].tool_call_id"),
-    ({"messages": [*said("x")["messages"], {"role": "tool", "tool_call_id": "call_0", "content": "y"}]},
+    ({"messages": [*user_message("x")["messages"], {"role": "tool", "content": "y"}]}, "", "messages[1].tool_call_id"),
+    ({"messages": [*user_message("x")["messages"], {"role": "tool", "tool_call_id": "call_0", "content": "y"}]},
      "tool_call_not_found", None),
-    ({"messages": [{"role": "assistant", "tool_calls": "x"}, *said("x")["messages"]]}, "", "messages[0].tool_calls"),
-    ({"messages": [{"role": "assistant", "tool_calls": [5]}, *said("x")["messages"]]}, "", "messages[0].tool_calls[0]"),
+    ({"messages": [{"role": "assistant", "tool_calls": "x"}, *user_message("x")["messages"]]}, "", "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "tool_calls": [5]}, *user_message("x")["messages"]]}, "", "messages[0].tool_calls[0]"),
     (user(model=5), "invalid_type", "model"),
     (user(stream="maybe"), "invalid_type", "stream"),
     (user(stream=[]), "invalid_type", "stream"),

@@ -305,7 +305,7 @@ def test_referenced_secret_of_wrong_type_is_not_shown(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("yaml", "name", "value", "words"),
+    ("yaml", "name", "value", "message"),
     [
         ("agent: {max_turns: many}", "agent.max_turns", 90, "a whole number from 1 to 10000, not 'many'"),
         ("agent: {max_turns: 0}", "agent.max_turns", 90, "a whole number from 1 to 10000, not 0"),
@@ -325,11 +325,11 @@ def test_referenced_secret_of_wrong_type_is_not_shown(home: Home) -> None:
         ("fallback_providers: {a: b}", "fallback_providers", [], "a list, not a mapping"),
     ],
 )
-def test_invalid_value_is_an_error_with_default(home: Home, yaml: str, name: str, value: Any, words: str) -> None:
+def test_invalid_value_is_an_error_with_default(home: Home, yaml: str, name: str, value: Any, message: str) -> None:
     settings = load(home, yaml)
     problem = only(settings)
     assert (problem.severity, problem.key, problem.line, reached(settings, name)) == ("error", name, 1, value)
-    assert words in problem.message
+    assert message in problem.message
 
 
 @pytest.mark.parametrize(
@@ -534,7 +534,7 @@ def test_secret_of_wrong_type_is_not_shown(home: Home, yaml: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "yaml", "shown"),
+    ("name", "yaml", "expected"),
     [
         ("model.api_key", f"model: {{api_key: {SECRET}}}", "***"),
         ("model.api_key", "", None),
@@ -559,9 +559,9 @@ def test_secret_of_wrong_type_is_not_shown(home: Home, yaml: str) -> None:
         ("model.max_tokens", "model: {max_tokens: 5}", 5),
     ],
 )
-def test_shown_values_are_masked(home: Home, name: str, yaml: str, shown: Any) -> None:
+def test_shown_values_are_masked(home: Home, name: str, yaml: str, expected: Any) -> None:
     settings = load(home, yaml)
-    assert (settings.shown(name), settings.problems) == (shown, ())
+    assert (settings.shown(name), settings.problems) == (expected, ())
 
 
 def test_secret_values_come_from_env_settings_and_named_variables(home: Home) -> None:
@@ -612,11 +612,11 @@ def test_reload_of_deleted_file_gives_defaults(home: Home) -> None:
 def test_reload_of_broken_file_keeps_settings_with_one_notice(home: Home, yaml: str) -> None:
     settings = load(home, "approvals: {deny: [rm]}")
     changed(home, yaml)
-    kept, notice = config.reload_if_changed(settings)
-    assert kept.approvals.deny == ["rm"]
+    current, notice = config.reload_if_changed(settings)
+    assert current.approvals.deny == ["rm"]
     assert notice is not None
     assert notice.startswith("The settings stay as they were. config.yaml line ")
-    assert config.reload_if_changed(kept) == (kept, None)
+    assert config.reload_if_changed(current) == (current, None)
 
 
 def test_reload_with_existing_error_applies_other_changes(home: Home) -> None:
@@ -759,7 +759,7 @@ def test_set_text_round_trip_property(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "value"),
+    ("name", "given_value", "value"),
     [
         ("terminal.workspaces", "/a, /b", ["/a", "/b"]),
         ("terminal.workspaces", "[/a, /b]", ["/a", "/b"]),
@@ -770,8 +770,8 @@ def test_set_text_round_trip_property(text: str) -> None:
         ("gateway.api_server.port", "5", 5),
     ],
 )
-def test_set_converts_text_to_setting_type(home: Home, name: str, given: str, value: Any) -> None:
-    config.set_value(home, name, given)
+def test_set_converts_text_to_setting_type(home: Home, name: str, given_value: str, value: Any) -> None:
+    config.set_value(home, name, given_value)
     assert config.load(home, environ={}).origin(name).value == value
 
 
@@ -919,14 +919,14 @@ def test_similar_provider_names_keep_separate_secrets(home: Home) -> None:
 )
 def test_unset_restores_default_and_keeps_comments(home: Home, name: str) -> None:
     load(home, COMMENTED)
-    gone = config.unset_value(home, name)
+    removed = config.unset_value(home, name)
     own = next(
         (line[line.index("#") :] for line in COMMENTED.splitlines() if name.split(".")[-1] in line and "#" in line), ""
     )
-    left = comments(home.config_file.read_text())
-    assert [written.file for written in gone] == [home.config_file]
+    remaining = comments(home.config_file.read_text())
+    assert [written.file for written in removed] == [home.config_file]
     assert config.load(home, environ={}).source(name) == "default"
-    assert left in (comments(COMMENTED), [comment for comment in comments(COMMENTED) if comment != own])
+    assert remaining in (comments(COMMENTED), [comment for comment in comments(COMMENTED) if comment != own])
 
 
 def test_unset_of_list_removes_its_lines_only(home: Home) -> None:

@@ -137,8 +137,8 @@ def test_broken_file_is_an_error(home: Home) -> None:
 
 
 def test_secrets_are_not_in_repr() -> None:
-    shown = PlatformConfig(enabled=True, token=SECRET, extra={"key": SECRET})
-    assert SECRET not in repr(GatewayConfig({Platform.API_SERVER: shown}))
+    config = PlatformConfig(enabled=True, token=SECRET, extra={"key": SECRET})
+    assert SECRET not in repr(GatewayConfig({Platform.API_SERVER: config}))
 
 
 def test_option_precedence_extra_environment_default() -> None:

@@ -1,4 +1,4 @@
-"""The store in a file and in memory, and what the tests of it share."""
+"""Stores in a file, in memory and in PostgreSQL, and helpers of their tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hermes.store.sessions import SessionDB
 from hermes.store.stores import Store, open_store
 from support.engines import new_database
 
-# Ids that nobody may bring along.
+# Ids that clients may not choose.
 BAD_IDS = [
     "",
     "..",
@@ -72,7 +72,7 @@ SELECT setval(oid, 1, false) FROM pg_class WHERE relkind = 'S' AND relnamespace 
 
 @pytest.fixture(scope="session")
 def postgres_schema(postgres_url: str) -> Iterator[str]:
-    """The address of a database with the tables in it, for one test after the other."""
+    """The address of a database with tables, reused by the tests of a process."""
     with new_database(postgres_url) as url:
         open_store(url).close()
         yield url
@@ -81,7 +81,7 @@ def postgres_schema(postgres_url: str) -> Iterator[str]:
 
 @cache
 def _connection(url: str) -> psycopg.Connection[Any]:
-    """Kept for all tests: a new one costs more than all the deletions."""
+    """Cached: connecting costs more than the deletions."""
     return psycopg.connect(url, autocommit=True)
 
 
@@ -92,9 +92,9 @@ def empty(url: str) -> None:
 @pytest.fixture
 def postgres_store(postgres_schema: str) -> Iterator[Store]:
     empty(postgres_schema)
-    made = open_store(postgres_schema)
-    yield made
-    made.close()
+    store = open_store(postgres_schema)
+    yield store
+    store.close()
 
 
 BACKENDS = ["file", "memory", "postgres"]
@@ -105,21 +105,21 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SessionDB]:
     if request.param == "postgres":
         yield request.getfixturevalue("postgres_store").sessions
         return
-    made = SessionDB(":memory:" if request.param == "memory" else tmp_path / "state.db")
-    yield made
-    made.close()
+    db = SessionDB(":memory:" if request.param == "memory" else tmp_path / "state.db")
+    yield db
+    db.close()
 
 
 @pytest.fixture
 def file_db(tmp_path: Path) -> Iterator[SessionDB]:
-    made = SessionDB(tmp_path / "state.db")
-    yield made
-    made.close()
+    db = SessionDB(tmp_path / "state.db")
+    yield db
+    db.close()
 
 
 @pytest.fixture(params=["file", "postgres"])
 def durable_db(request: pytest.FixtureRequest) -> SessionDB:
-    """One that `raw` can look at."""
+    """A database that `raw` can query."""
     if request.param == "file":
         db: SessionDB = request.getfixturevalue("file_db")
         return db
@@ -133,14 +133,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "postgres":
         yield request.getfixturevalue("postgres_store")
         return
-    made = open_store("sqlite://" if request.param == "memory" else f"sqlite://{tmp_path / 'state.db'}")
-    yield made
-    made.close()
+    store = open_store("sqlite://" if request.param == "memory" else f"sqlite://{tmp_path / 'state.db'}")
+    yield store
+    store.close()
 
 
 @pytest.fixture(params=["file", "postgres"])
 def durable_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty database that outlives whoever opens it."""
+    """The address of an empty database that persists when it is closed."""
     if request.param == "file":
         return f"sqlite://{tmp_path / 'state.db'}"
     url: str = request.getfixturevalue("postgres_schema")
@@ -149,13 +149,13 @@ def durable_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def query(where: str | Store, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-    """What lies in a database on either backend."""
+    """Query a database of either backend."""
     with closing(open_store(where)) if isinstance(where, str) else nullcontext(where) as store:
         return store.engine.read(lambda tx: [tuple(row) for row in tx.rows(sql, values)])
 
 
-def talk(db: SessionDB, session_id: str, *texts: Any, source: str = "cli", **fields: Any) -> list[int]:
-    """Make a session in which a user and an assistant take turns; the ids of its rows."""
+def create_conversation(db: SessionDB, session_id: str, *texts: Any, source: str = "cli", **fields: Any) -> list[int]:
+    """Create a session with alternating messages of user and assistant; returns the row ids."""
     db.create_session(session_id, source, **fields)
     return [db.append_message(session_id, role, text) for role, text in zip(cycle(["user", "assistant"]), texts)]
 
@@ -168,12 +168,12 @@ def contents(db: SessionDB, session_id: str, **window: Any) -> list[Any]:
     return [row["content"] for row in db.get_messages(session_id, **window)]
 
 
-def listed(db: SessionDB, **filters: Any) -> list[str]:
+def session_ids(db: SessionDB, **filters: Any) -> list[str]:
     return [row["id"] for row in db.list_sessions(**filters)]
 
 
 def raw(db: SessionDB, statement: str, *values: Any) -> list[Any]:
-    """What lies in the database, seen past the store."""
+    """Query the database directly, without the store."""
     if isinstance(db.engine, PostgresEngine):
         with psycopg.connect(db.engine.url, options="-c search_path=hermes", autocommit=True) as server:
             cursor = server.execute(_for_psycopg(statement), values)

@@ -65,7 +65,7 @@ def everything(store: Store) -> dict[str, Any]:
     run_ids = store.engine.read(lambda tx: [row[0] for row in tx.rows("SELECT run_id FROM runs ORDER BY rowid")])
     return {
         "sessions": list(db.export_all()),
-        "search": {word: sorted(found["id"] for found in db.search_messages(word, limit=50)) for word in words},
+        "search": {word: sorted(hit["id"] for hit in db.search_messages(word, limit=50)) for word in words},
         "runs": [runs.get(run_id) for run_id in run_ids],
         "logs": {run_id: runs.read(run_id, 0, 1000) for run_id in run_ids},
         "unfinished": [record.spec.run_id for record in runs.unfinished()],

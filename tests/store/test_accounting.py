@@ -9,7 +9,7 @@ import pytest
 
 from hermes.store.sessions import SessionDB
 
-from .conftest import talk
+from .conftest import create_conversation
 
 USAGE: dict[str, Any] = {
     "input_tokens": 100,
@@ -34,8 +34,8 @@ def by_model(db: SessionDB, session_id: str = "s") -> dict[tuple[str, str, str],
 
 
 def test_usage_is_added_to_session_totals(db: SessionDB) -> None:
-    talk(db, "s", "hi")
-    talk(db, "other", "hi")
+    create_conversation(db, "s", "hi")
+    create_conversation(db, "other", "hi")
     db.add_usage("s", USAGE, "m", "p")
     once = totals(db)
     db.add_usage("s", USAGE, "m", "p")
@@ -45,14 +45,14 @@ def test_usage_is_added_to_session_totals(db: SessionDB) -> None:
 
 
 def test_input_tokens_include_cached_tokens(db: SessionDB) -> None:
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
     db.add_usage("s", {"input_tokens": 100, "cache_read_tokens": 90, "cache_write_tokens": 10}, "m", "p")
     row = db.get_session("s")
     assert [row[name] for name in TOKENS] == [100, 0, 90, 10, 0]
 
 
 def test_cost_of_calls_is_summed(db: SessionDB) -> None:
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
     for _ in range(2):
         db.add_usage("s", USAGE, "m", "p")
     assert db.get_session("s")["actual_cost_usd"] == pytest.approx(0.5)
@@ -62,13 +62,13 @@ def test_cost_of_calls_is_summed(db: SessionDB) -> None:
     "usage", [{}, {"input_tokens": None}, {"input_tokens": 0, "cost_usd": None, "measured": "estimate", "task": ""}]
 )
 def test_missing_usage_fields_count_as_zero(db: SessionDB, usage: dict[str, Any]) -> None:
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
     db.add_usage("s", usage, "m", "p")
     assert totals(db) == [1, 0, 0, 0, 0, 0]
 
 
 def test_usage_is_separated_by_model_provider_and_task(db: SessionDB) -> None:
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
     for model, provider, task in [("m", "p", ""), ("m", "p", ""), ("m", "q", ""), ("n", "p", ""), ("m", "p", "vision")]:
         db.add_usage("s", USAGE, model, provider, task)
     assert by_model(db) == {
@@ -80,7 +80,7 @@ def test_usage_is_separated_by_model_provider_and_task(db: SessionDB) -> None:
 
 
 def test_auxiliary_task_usage_is_not_in_session_totals(db: SessionDB) -> None:
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
     db.add_usage("s", USAGE, "m", "p")
     db.add_usage("s", USAGE, "small", "p", task="compression")
     assert totals(db) == [1, 100, 20, 60, 30, 5]
@@ -89,7 +89,7 @@ def test_auxiliary_task_usage_is_not_in_session_totals(db: SessionDB) -> None:
 
 
 def test_concurrent_usage_updates_are_all_counted(db: SessionDB) -> None:
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
 
     def count() -> None:
         for _ in range(20):

@@ -22,7 +22,7 @@ from hermes.store.responses import RESPONSES
 from hermes.store.sqlite.schema import STATE
 from hermes.store.stores import open_store
 
-from .conftest import talk
+from .conftest import create_conversation
 from .tools import Turn, look, url
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "database.md").read_text(encoding="utf-8")
@@ -35,8 +35,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Both databases, with something in the tables that people ask about."""
     folder = tmp_path_factory.mktemp("home")
     with closing(open_store(url(folder / "state.db"))) as store:
-        talk(store.sessions, "a", "Write a list for the kitchen.", "Done.", source="api_server", title="Shopping")
-        talk(store.sessions, "b", "日本の台所", "A kitchen; no more.", source="cli")
+        create_conversation(
+            store.sessions, "a", "Write a list for the kitchen.", "Done.", source="api_server", title="Shopping"
+        )
+        create_conversation(store.sessions, "b", "日本の台所", "A kitchen; no more.", source="cli")
         usage = {"input_tokens": 900, "output_tokens": 40, "cache_read_tokens": 600, "cost_usd": 0.25}
         for task in ("", "", "title_generation"):
             store.sessions.add_usage("a", usage, "large", "p", task)
@@ -66,18 +68,18 @@ def test_document_has_five_example_queries() -> None:
 
 
 def test_query_latest_sessions_with_tokens(folder: Path) -> None:
-    found = run(folder / "state.db", QUERIES[0])
-    assert {row["id"]: (row["about"], row["input_tokens"], row["output_tokens"]) for row in found} == {
+    completed = run(folder / "state.db", QUERIES[0])
+    assert {row["id"]: (row["about"], row["input_tokens"], row["output_tokens"]) for row in completed} == {
         "a": ("Shopping", 1800, 80),
         "b": ("日本の台所", 5, 0),
     }
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", row["active"]) for row in found)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", row["active"]) for row in completed)
 
 
 def test_query_full_text_search_with_session_title(folder: Path) -> None:
-    [found] = run(folder / "state.db", QUERIES[1])
-    assert (found["title"], found["role"]) == ("Shopping", "user")
-    assert "[kitchen]" in found["found"]
+    [row] = run(folder / "state.db", QUERIES[1])
+    assert (row["title"], row["role"]) == ("Shopping", "user")
+    assert "[kitchen]" in row["found"]
 
 
 def test_query_token_sums_by_model(folder: Path) -> None:
@@ -87,20 +89,20 @@ def test_query_token_sums_by_model(folder: Path) -> None:
 
 
 def test_query_failed_runs_with_reason(folder: Path) -> None:
-    [found] = run(folder / "state.db", QUERIES[3])
-    assert (found["failure"], found["error"], found["model"]) == ("timeout", "The model took too long.", "m")
+    [row] = run(folder / "state.db", QUERIES[3])
+    assert (row["failure"], row["error"], row["model"]) == ("timeout", "The model took too long.", "m")
 
 
 def test_query_events_of_latest_run_in_order(folder: Path) -> None:
-    found = run(folder / "state.db", QUERIES[4])
-    assert [row["type"] for row in found] == ["run.started", "message.completed", "run.completed"]
-    assert [row["seconds"] for row in found] == [0.0, 1.0, 2.0]
+    completed = run(folder / "state.db", QUERIES[4])
+    assert [row["type"] for row in completed] == ["run.started", "message.completed", "run.completed"]
+    assert [row["seconds"] for row in completed] == [0.0, 1.0, 2.0]
 
 
 def test_documented_match_finds_text_without_spaces(folder: Path) -> None:
-    said = re.search(r"`MATCH ('[^`]+')`", DOCUMENT)
-    assert said is not None
-    rows = run(folder / "state.db", f"SELECT rowid FROM messages_fts WHERE messages_fts MATCH {said[1]}")
+    match = re.search(r"`MATCH ('[^`]+')`", DOCUMENT)
+    assert match is not None
+    rows = run(folder / "state.db", f"SELECT rowid FROM messages_fts WHERE messages_fts MATCH {match[1]}")
     assert len(rows) == 1
 
 
@@ -155,9 +157,9 @@ def test_no_column_is_documented_twice() -> None:
 
 
 def test_fts_shadow_tables_are_documented(folder: Path) -> None:
-    made = [name for (name,) in look(folder / "state.db", "SELECT name FROM sqlite_master WHERE name GLOB '*_fts_*'")]
-    assert made
-    assert all(name in DOCUMENT or f"`{name.removeprefix('messages_fts')}`" in DOCUMENT for name in made)
+    names = [name for (name,) in look(folder / "state.db", "SELECT name FROM sqlite_master WHERE name GLOB '*_fts_*'")]
+    assert names
+    assert all(name in DOCUMENT or f"`{name.removeprefix('messages_fts')}`" in DOCUMENT for name in names)
 
 
 # ---- numbers
@@ -166,13 +168,13 @@ def test_fts_shadow_tables_are_documented(folder: Path) -> None:
 def test_documented_schema_versions_match_files(folder: Path) -> None:
     versions = [look(folder / file, "PRAGMA user_version")[0][0] for file in FILES]
     assert versions == [STATE.version, RESPONSES.version]
-    words = " ".join(DOCUMENT.split())
-    assert f"{versions[0]} in `state.db`, {versions[1]} in `response_store.db`" in words
+    text = " ".join(DOCUMENT.split())
+    assert f"{versions[0]} in `state.db`, {versions[1]} in `response_store.db`" in text
 
 
 def test_documented_limits_match_code() -> None:
-    words = " ".join(DOCUMENT.split())
-    assert f"first {SEARCHED_CHARS_MAX:,} characters" in words
-    assert f"more than {DATA_URL_CHARS_MAX:,} characters" in words
-    assert f"{IDEMPOTENCY_KEPT_S / 3600:g} hours, at most {IDEMPOTENCY_RECORDS_MAX:,}" in words
-    assert f"| calls that wait for a client | {PENDING_CALLS_KEPT_S / 3600:g} hours |" in words
+    text = " ".join(DOCUMENT.split())
+    assert f"first {SEARCHED_CHARS_MAX:,} characters" in text
+    assert f"more than {DATA_URL_CHARS_MAX:,} characters" in text
+    assert f"{IDEMPOTENCY_KEPT_S / 3600:g} hours, at most {IDEMPOTENCY_RECORDS_MAX:,}" in text
+    assert f"| calls that wait for a client | {PENDING_CALLS_KEPT_S / 3600:g} hours |" in text

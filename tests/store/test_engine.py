@@ -52,7 +52,7 @@ def store(path: Path) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[Callable[[], None]]:
+def locked(path: Path) -> Iterator[Callable[[], None]]:
     """The file locked against writers by somebody else, until released."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -89,8 +89,8 @@ def test_one_writer_and_four_reader_connections_per_file(path: Path) -> None:
     counts = at_once(len(objects), lambda number: len(objects[number].get_messages("s")))
     assert counts == [15] * 15
     assert 1 <= descriptors(path) <= 5
-    for one in objects:
-        one.close()
+    for connection in objects:
+        connection.close()
     assert descriptors(path) == 0
 
 
@@ -140,8 +140,8 @@ def test_close_under_load_neither_hangs_nor_loses_writes(path: Path) -> None:
 
     results = at_once(8, write, meanwhile=lambda: (enough.wait(PATIENCE_S), db.close())[1])
     assert {type(result) for result in results} == {StoreError}
-    kept = {row for (row,) in look(path, "SELECT id FROM messages")}
-    assert set(written) <= kept
+    rows = {row for (row,) in look(path, "SELECT id FROM messages")}
+    assert set(written) <= rows
 
 
 def test_file_can_be_reopened_after_last_close(path: Path) -> None:
@@ -217,11 +217,11 @@ def test_unknown_url_scheme_is_rejected(spelling: str) -> None:
 def test_write_returns_after_commit(db: SessionDB, path: Path) -> None:
     def write(number: int) -> list[bool]:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-            seen = []
+            observed = []
             for turn in range(20):
                 row = db.append_message("s", "user", f"{number}/{turn}")
-                seen.append(other.execute("SELECT content FROM messages WHERE id = ?", (row,)).fetchone())
-        return [found == (f"{number}/{turn}",) for turn, found in enumerate(seen)]
+                observed.append(other.execute("SELECT content FROM messages WHERE id = ?", (row,)).fetchone())
+        return [value == (f"{number}/{turn}",) for turn, value in enumerate(observed)]
 
     assert at_once(8, write) == [[True] * 20] * 8
 
@@ -239,7 +239,7 @@ def test_failed_operation_does_not_affect_others_in_group_commit(store: Any, pat
             return failing[number // 4 % 3]()
         return store.sessions.append_message("s", "user", str(number))
 
-    with held(path) as release:
+    with locked(path) as release:
         results = at_once(24, work, meanwhile=release)
     assert [isinstance(result, Exception) for result in results] == [number % 4 == 3 for number in range(24)]
     assert {type(result) for result in results[3:12:4]} == {KeyError, LeaseLost, type(results[11])}
@@ -256,15 +256,15 @@ def test_rejected_operation_leaves_no_changes(store: Any, path: Path) -> None:
 
 
 def test_write_waits_for_lock_of_other_process(db: SessionDB, path: Path) -> None:
-    done = threading.Event()
-    with held(path) as release:
-        writer = threading.Thread(target=lambda: (db.append_message("s", "user", "late"), done.set()))
+    finished = threading.Event()
+    with locked(path) as release:
+        writer = threading.Thread(target=lambda: (db.append_message("s", "user", "late"), finished.set()))
         writer.start()
         assert texts(db, "s") == []
-        assert not done.is_set()
+        assert not finished.is_set()
         release()
         writer.join(PATIENCE_S)
-    assert done.is_set()
+    assert finished.is_set()
     assert texts(db, "s") == ["late"]
 
 
@@ -273,7 +273,7 @@ def test_lock_timeout_raises_busy_error_and_retry_succeeds(path: Path, monkeypat
         monkeypatch.setattr(limits, name, 0.01)
     with contextlib.closing(SessionDB(path)) as db:
         db.create_session("s", "cli")
-        with held(path) as release:
+        with locked(path) as release:
             with pytest.raises(StoreBusy) as refusal:
                 db.append_message("s", "user", "x")
             assert str(path) in str(refusal.value)
@@ -284,7 +284,7 @@ def test_lock_timeout_raises_busy_error_and_retry_succeeds(path: Path, monkeypat
 
 def test_readers_do_not_wait_for_writer(db: SessionDB, path: Path) -> None:
     db.append_message("s", "user", "early")
-    with held(path) as release:
+    with locked(path) as release:
         writers = [threading.Thread(target=db.append_message, args=("s", "user", "late")) for _ in range(8)]
         for writer in writers:
             writer.start()
@@ -323,7 +323,7 @@ async def test_async_error_reaches_awaiter(db: SessionDB) -> None:
 async def test_event_loop_is_not_blocked_by_waiting_write(db: SessionDB, path: Path) -> None:
     async_class = Async(db)
     async with asyncio.timeout(PATIENCE_S):
-        with held(path) as release:
+        with locked(path) as release:
             writes = [asyncio.create_task(async_class.append_message("s", "user", str(n))) for n in range(50)]
             assert await async_class.get_messages("s") == []
             assert not any(write.done() for write in writes)
@@ -336,12 +336,12 @@ async def test_event_loop_is_not_blocked_by_waiting_write(db: SessionDB, path: P
 async def test_cancelled_async_write_keeps_store_consistent(db: SessionDB, path: Path) -> None:
     async_class = Async(db)
     async with asyncio.timeout(PATIENCE_S):
-        with held(path) as release:
-            left = asyncio.create_task(async_class.append_message("s", "user", "left"))
+        with locked(path) as release:
+            task = asyncio.create_task(async_class.append_message("s", "user", "left"))
             await async_class.get_messages("s")
-            left.cancel()
+            task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await left
+                await task
             release()
         await async_class.append_message("s", "user", "stays")
     assert texts(db, "s")[-1] == "stays"
@@ -351,7 +351,7 @@ async def test_cancelled_async_write_keeps_store_consistent(db: SessionDB, path:
 async def test_more_concurrent_writes_than_one_commit_group(db: SessionDB, path: Path) -> None:
     async_class = Async(db)
     async with asyncio.timeout(PATIENCE_S):
-        with held(path) as release:
+        with locked(path) as release:
             writes = [asyncio.create_task(async_class.append_message("s", "user", str(n))) for n in range(600)]
             await async_class.get_session("s")
             release()
@@ -474,15 +474,15 @@ def test_rolled_back_delete_keeps_session_files(store: Any, path: Path) -> None:
 
 
 def test_transaction_is_isolated_from_readers(store: Any, path: Path) -> None:
-    seen = []
+    observed = []
 
     def work() -> None:
         store.sessions.append_message("s", "user", "one")
-        seen.append(look(path, "SELECT count(*) FROM messages"))
+        observed.append(look(path, "SELECT count(*) FROM messages"))
         store.sessions.append_message("s", "user", "two")
 
     store.transaction(work)
-    assert seen == [[(0,)]]
+    assert observed == [[(0,)]]
     assert texts(store.sessions, "s") == ["one", "two"]
 
 
@@ -507,10 +507,10 @@ def test_failed_transaction_does_not_affect_concurrent_ones(store: Any) -> None:
 
     results = at_once(12, work)
     assert [type(result) for result in results] == [type(None), ZeroDivisionError] * 6
-    found = texts(store.sessions, "s")
-    assert sorted(found) == sorted(f"{number}{letter}" for number in range(0, 12, 2) for letter in "abc")
+    stored = texts(store.sessions, "s")
+    assert sorted(stored) == sorted(f"{number}{letter}" for number in range(0, 12, 2) for letter in "abc")
     for number in range(0, 12, 2):
-        assert found.index(f"{number}b") == found.index(f"{number}a") + 1, "somebody wrote into a transaction"
+        assert stored.index(f"{number}b") == stored.index(f"{number}a") + 1, "somebody wrote into a transaction"
 
 
 def test_nested_transaction_joins_outer(store: Any) -> None:
@@ -586,11 +586,11 @@ FORKED = """
 @pytest.mark.parametrize("leaving", ["at once", "in an orderly way"])
 @pytest.mark.parametrize("kind", ["file", "memory"])
 def test_forked_child_is_rejected_and_parent_continues(path: Path, kind: str, leaving: str) -> None:
-    said, found = run(FORKED, path if kind == "file" else ":memory:", leaving)
-    assert len(said) == 2
-    for sentence in said:
+    messages, contents = run(FORKED, path if kind == "file" else ":memory:", leaving)
+    assert len(messages) == 2
+    for sentence in messages:
         assert "fork" in sentence.lower() and sentence.endswith("."), sentence
-    assert found == ["before", "after"]
+    assert contents == ["before", "after"]
     if kind == "file":
         assert look(path, "SELECT content FROM messages") == [("before",), ("after",)]
         assert look(path, "PRAGMA integrity_check") == [("ok",)]
@@ -624,21 +624,21 @@ def test_open_store_creates_private_files(path: Path) -> None:
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every statement of every connection made from now on."""
-    said: list[str] = []
+    statements_run: list[str] = []
     connect = sqlite3.connect
 
     def traced(*args: Any, **fields: Any) -> sqlite3.Connection:
         connection = connect(*args, **fields)
-        connection.set_trace_callback(said.append)
+        connection.set_trace_callback(statements_run.append)
         return connection
 
     monkeypatch.setattr(sqlite3, "connect", traced)
-    return said
+    return statements_run
 
 
 def said_about(statements: list[str], pragma: str) -> list[str]:
-    found = (re.search(rf"pragma\s+{pragma}\s*[=(]\s*'?(\w+)", text, re.IGNORECASE) for text in statements)
-    return [match[1].upper() for match in found if match]
+    matches = (re.search(rf"pragma\s+{pragma}\s*[=(]\s*'?(\w+)", text, re.IGNORECASE) for text in statements)
+    return [match[1].upper() for match in matches if match]
 
 
 def test_database_is_in_wal_mode(db: SessionDB, path: Path) -> None:
@@ -678,8 +678,8 @@ def test_writes_begin_immediate(statements: list[str], path: Path) -> None:
         db.create_session("s", "cli")
         statements.clear()
         db.append_message("s", "user", "x")
-    begun = [text.upper().split() for text in statements if text.upper().startswith("BEGIN")]
-    assert begun and all(words[1:2] == ["IMMEDIATE"] for words in begun)
+    transactions = [text.upper().split() for text in statements if text.upper().startswith("BEGIN")]
+    assert transactions and all(keywords[1:2] == ["IMMEDIATE"] for keywords in transactions)
 
 
 def test_foreign_keys_bind_related_rows(store: Any, path: Path) -> None:
@@ -708,10 +708,10 @@ def test_deleted_text_is_erased_from_file(path: Path) -> None:
             for number in range(20):
                 db.append_message(session, "user", f"{session} secretword{session} {number} " + "x " * 500)
         assert db.delete_session("gone")
-    found = path.read_bytes()
-    assert b"gone secretwordgone" not in found
-    assert b"title gone" not in found
-    assert b"kept secretwordkept" in found
+    data = path.read_bytes()
+    assert b"gone secretwordgone" not in data
+    assert b"title gone" not in data
+    assert b"kept secretwordkept" in data
     with contextlib.closing(SessionDB(path)) as db:
         db.optimize()
     # The words of an index stand there one after the other, each without what it shares with the one before.
@@ -757,11 +757,11 @@ def test_close_waits_for_checkpoint(path: Path, monkeypatch: pytest.MonkeyPatch)
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 
 
-def endless(began: threading.Event) -> Callable[[Any], Any]:
+def endless(started: threading.Event) -> Callable[[Any], Any]:
     """A read that ends only when it is interrupted."""
 
     def work(tx: Any) -> Any:
-        began.set()
+        started.set()
         return tx.value(ENDLESS)
 
     return work
@@ -804,18 +804,18 @@ async def test_reads_do_not_wait_behind_blocked_writers(store: Any, path: Path) 
     async_class = Async(store)
     await async_class.sessions.get_session("s")
     async with asyncio.timeout(PATIENCE_S):
-        with held(path) as release:
-            gone = [asyncio.create_task(async_class.sessions.delete_session(f"x{n}")) for n in range(20)]
+        with locked(path) as release:
+            tasks = [asyncio.create_task(async_class.sessions.delete_session(f"x{n}")) for n in range(20)]
             await asyncio.sleep(0)
             assert (await async_class.sessions.get_session("s"))["id"] == "s"
             release()
-            await asyncio.gather(*gone)
+            await asyncio.gather(*tasks)
 
 
 async def test_slow_read_is_interrupted_when_cancelled(store: Any) -> None:
-    began = [threading.Event() for _ in range(SLOW_READERS_MAX)]
-    reads = [asyncio.create_task(store.engine.read_soon(endless(event), slow=True)) for event in began]
-    for event in began:
+    started = [threading.Event() for _ in range(SLOW_READERS_MAX)]
+    reads = [asyncio.create_task(store.engine.read_soon(endless(event), slow=True)) for event in started]
+    for event in started:
         await asyncio.to_thread(event.wait, PATIENCE_S)
     for read in reads:
         read.cancel()
@@ -881,10 +881,10 @@ def test_garbage_collected_store_does_not_hang(tmp_path: Path) -> None:
         print("done")
     """
     lines = "\n".join(line.removeprefix("        ") for line in program.splitlines())
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", lines, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stdout == "done\n", done.stderr
+    assert result.stdout == "done\n", result.stderr
 
 
 def test_unreferenced_database_is_closed_by_gc(tmp_path: Path) -> None:
@@ -909,10 +909,10 @@ async def test_stop_iteration_in_transaction_does_not_hang_writers(tmp_path: Pat
     await store.sessions.create_session("s", "cli")
     odd = store.transaction(lambda: next(iter(())))
     async with asyncio.timeout(20):
-        told = await asyncio.gather(
+        results = await asyncio.gather(
             odd, *(store.sessions.append_message("s", "user", "x") for _ in range(5)), return_exceptions=True
         )
-    assert isinstance(told[0], RuntimeError) and all(isinstance(one, int) for one in told[1:])
+    assert isinstance(results[0], RuntimeError) and all(isinstance(result, int) for result in results[1:])
     store.close()
 
 
@@ -927,9 +927,9 @@ def test_busy_timeout_is_waited_once_for_whole_group(tmp_path: Path, monkeypatch
     other.execute("BEGIN IMMEDIATE")
     with ThreadPoolExecutor(8) as pool:
         waiting = [pool.submit(db.append_message, "s", "user", "x") for _ in range(8)]
-        told = [one.exception() for one in waiting]
+        errors = [task.exception() for task in waiting]
     other.close()
-    assert all(isinstance(one, StoreBusy) for one in told)
+    assert all(isinstance(error, StoreBusy) for error in errors)
     assert len(tries) <= 4
     db.close()
 
@@ -956,5 +956,5 @@ def test_forked_child_can_open_store_not_yet_opened_by_parent(tmp_path: Path) ->
         os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
     """
     lines = "\n".join(line.removeprefix("        ") for line in program.splitlines())
-    done = subprocess.run([sys.executable, "-c", lines, str(tmp_path)], capture_output=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr.decode()
+    result = subprocess.run([sys.executable, "-c", lines, str(tmp_path)], capture_output=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr.decode()

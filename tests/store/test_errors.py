@@ -63,7 +63,7 @@ def page_size(path: Path) -> int:
     return int(look(path, "PRAGMA page_size")[0][0])
 
 
-def spoil(path: Path, first: int, last: int) -> None:
+def corrupt(path: Path, first: int, last: int) -> None:
     """Overwrite a range of bytes with noise."""
     with path.open("r+b") as file:
         file.seek(first)
@@ -143,7 +143,7 @@ def damage_index(path: Path, how: str) -> None:
     page = page_size(path)
     with raw(path) as other:
         assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
-    spoil(path, (root - 1) * page, root * page)
+    corrupt(path, (root - 1) * page, root * page)
 
 
 def rows(path: Path) -> list[tuple[Any, ...]]:
@@ -160,8 +160,8 @@ def test_damaged_search_index_is_rebuilt(path: Path, damage: str) -> None:
     before = rows(path)
     damage_index(path, damage)
     with contextlib.closing(SessionDB(path)) as db:
-        found = {hit["session_id"] for hit in db.search_messages("lazy dog", limit=ROWS)}
-        assert found == {"a", "b"}
+        session_ids = {hit["session_id"] for hit in db.search_messages("lazy dog", limit=ROWS)}
+        assert session_ids == {"a", "b"}
         assert rows(path) == before
         added = db.append_message("a", "user", "zebra")
         assert [hit["id"] for hit in db.search_messages("zebra")] == [added]
@@ -180,8 +180,8 @@ def test_writes_continue_with_damaged_search_index(path: Path, damage: str) -> N
         db.append_message("a", "user", "zebra")
         assert db.delete_session("b")
         db.append_message("a", "user", "zebra again")
-        kept = [row for row in before if row[1] == "a"]
-        assert rows(path)[:-2] == kept
+        expected = [row for row in before if row[1] == "a"]
+        assert rows(path)[:-2] == expected
         assert len(db.search_messages("zebra")) == 2
         # A part that nothing here needs may be missing unnoticed.
         assert len(db.notices) <= 1
@@ -212,7 +212,7 @@ def test_search_index_damaged_while_open_is_rebuilt(path: Path, damage: str) -> 
 
 def middle_pages(path: Path) -> None:
     size, page = path.stat().st_size, page_size(path)
-    spoil(path, page, size // page * page)
+    corrupt(path, page, size // page * page)
 
 
 def second_half_gone(path: Path) -> None:
@@ -224,11 +224,11 @@ def cut_within_a_page(path: Path) -> None:
 
 
 def table_of_contents(path: Path) -> None:
-    spoil(path, 100, page_size(path))
+    corrupt(path, 100, page_size(path))
 
 
 def head(path: Path) -> None:
-    spoil(path, 0, 100)
+    corrupt(path, 0, 100)
 
 
 DAMAGE: tuple[Callable[[Path], None], ...] = (
@@ -315,7 +315,7 @@ def one_page_of_messages(path: Path) -> None:
     data = path.read_bytes()
     # Some row in the middle: the text of a message stands in the pages of its table.
     at = data.index(f"a{ROWS // 4} the quick".encode()) // page * page
-    spoil(path, at, at + page)
+    corrupt(path, at, at + page)
 
 
 @pytest.mark.parametrize("value", [0o000, 0o022], ids=oct)
@@ -326,14 +326,14 @@ def test_repair_saves_readable_rows(path: Path, value: int) -> None:
     with umask(value):
         report = repair(path)
     assert (report["repaired"], report["error"]) == (True, None)
-    kept = rows(path)
-    assert 0 < len(kept) < ROWS
-    assert all(before[row[0]] == row for row in kept), "a row was changed"
+    remaining = rows(path)
+    assert 0 < len(remaining) < ROWS
+    assert all(before[row[0]] == row for row in remaining), "a row was changed"
     assert Path(report["backup_path"]).read_bytes() == spoiled
     assert {mode(file) for file in path.parent.iterdir()} == {0o600}
     with contextlib.closing(SessionDB(path)) as db:
         assert db.check(deep=True) == []
-        assert len(db.search_messages("lazy dog", limit=ROWS)) == len(kept)
+        assert len(db.search_messages("lazy dog", limit=ROWS)) == len(remaining)
         for session in ("a", "b"):
             assert db.get_session(session)["message_count"] == len(db.get_messages(session))
         db.append_message("a", "user", "goes on")
@@ -452,19 +452,19 @@ FULL = """
 
 
 def test_full_disk_rejects_writes_and_keeps_data(tmp_path: Path) -> None:
-    said = run(FULL, tmp_path, prefix=private_mounts())
-    assert said["unexpected"] == []
-    assert len(said["refusals"]) == 3
-    for message, where, hint in said["refusals"]:
+    completed = run(FULL, tmp_path, prefix=private_mounts())
+    assert completed["unexpected"] == []
+    assert len(completed["refusals"]) == 3
+    for message, where, hint in completed["refusals"]:
         assert "full" in message and message.endswith(".")
         assert where == str(tmp_path / "state.db")
         assert hint
-    assert len(said["expected"]) > 10
-    assert said["readable"] == said["expected"]
-    assert said["counted"] == len(said["expected"])
-    assert said["after"] == [*said["expected"], "later ", "unit a", "unit b"]
-    assert said["sound"] == []
-    assert said["reopened"] == said["after"]
+    assert len(completed["expected"]) > 10
+    assert completed["readable"] == completed["expected"]
+    assert completed["counted"] == len(completed["expected"])
+    assert completed["after"] == [*completed["expected"], "later ", "unit a", "unit b"]
+    assert completed["sound"] == []
+    assert completed["reopened"] == completed["after"]
 
 
 LIMITED = """
@@ -494,10 +494,10 @@ LIMITED = """
 
 
 def test_file_size_limit_rejects_writes_and_keeps_data(tmp_path: Path) -> None:
-    refusals, written, found, last, sound = run(LIMITED, tmp_path / "state.db")
+    refusals, written, stored, last, sound = run(LIMITED, tmp_path / "state.db")
     assert len(refusals) == 1
     assert refusals[0].endswith(".")
-    assert found == written
+    assert stored == written
     assert last == "after"
     assert sound == []
 
@@ -543,7 +543,7 @@ UNWRITABLE = """
 
 def test_read_only_folder_is_reported_and_readable(tmp_path: Path) -> None:
     try:
-        refusals, found, hits = run(UNWRITABLE, tmp_path, prefix=() if os.geteuid() else private_mounts())
+        refusals, stored, hits = run(UNWRITABLE, tmp_path, prefix=() if os.geteuid() else private_mounts())
     finally:
         tmp_path.chmod(0o700)
     for (kind, message, where, hint), name in zip(refusals, ("state.db", "other.db", "deeper/other.db"), strict=True):
@@ -551,7 +551,7 @@ def test_read_only_folder_is_reported_and_readable(tmp_path: Path) -> None:
         assert message.endswith(".")
         assert where == str(tmp_path / name)
         assert hint
-    assert found == ["hello"]
+    assert stored == ["hello"]
     assert hits == [1]
 
 

@@ -18,9 +18,9 @@ def test_session_files_are_listed_in_order_and_found_by_id(db: SessionDB) -> Non
     db.create_session("t", "cli")
     first, second = add(db), add(db, name="b\x00\ud800.txt")
     assert [file["id"] for file in db.list_files("s")] == [first, second]
-    found = db.get_file("s", first)
-    assert found is not None
-    assert (found["name"], found["bytes"], found["mime"], found["direction"]) == ("a.txt", 3, "text/plain", "upload")
+    file = db.get_file("s", first)
+    assert file is not None
+    assert (file["name"], file["bytes"], file["mime"], file["direction"]) == ("a.txt", 3, "text/plain", "upload")
     assert db.get_file("t", first) is None and db.list_files("t") == []
     db.delete_session("s")
     assert db.get_file("s", first) is None
@@ -35,9 +35,9 @@ def test_pending_calls_are_scoped_to_owner(db: SessionDB) -> None:
     db.create_session("s", "cli")
     db.put_pending_calls("s", "run_1", ["c1", "c2"], owner="ada")
     assert db.pending_calls(["c1"]) == []
-    [found] = db.pending_calls(["c1", "unknown"], owner="ada")
-    assert (found["call_id"], found["session_id"], found["run_id"]) == ("c1", "s", "run_1")
-    assert 86_000 < found["expires_at"] - time.time() <= 86_400
+    [pending_call] = db.pending_calls(["c1", "unknown"], owner="ada")
+    assert (pending_call["call_id"], pending_call["session_id"], pending_call["run_id"]) == ("c1", "s", "run_1")
+    assert 86_000 < pending_call["expires_at"] - time.time() <= 86_400
     assert [call["call_id"] for call in db.pending_calls(["c2"], owner="ada")] == ["c2"]
 
 

@@ -13,7 +13,7 @@ from hermes.store.rows import row_of_message
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import Store
 
-from .conftest import call, listed
+from .conftest import call, session_ids
 
 BASE = "api-0123456789abcdef"
 
@@ -35,7 +35,7 @@ def is_new(db: SessionDB, id: str) -> bool:
 
 
 @pytest.fixture
-def talked(db: SessionDB) -> SessionDB:
+def filled_db(db: SessionDB) -> SessionDB:
     hold(db, "hi", "hello", "how?", "so")
     return db
 
@@ -44,15 +44,15 @@ def test_first_conversation_gets_base_id(db: SessionDB) -> None:
     assert (db.bind_session(BASE, []), db.bind_session(BASE, turns("hi", "hello"))) == (BASE, BASE)
 
 
-def test_binding_writes_nothing(talked: SessionDB) -> None:
-    before = talked.export_session(BASE)
+def test_binding_writes_nothing(filled_db: SessionDB) -> None:
+    before = filled_db.export_session(BASE)
     for history in ([], turns("hi", "hello", "how?", "so"), turns("other", "one")):
-        talked.bind_session(BASE, history)
-    assert (listed(talked), talked.export_session(BASE)["messages"]) == ([BASE], before["messages"])
+        filled_db.bind_session(BASE, history)
+    assert (session_ids(filled_db), filled_db.export_session(BASE)["messages"]) == ([BASE], before["messages"])
 
 
-def test_bind_finds_session_of_continued_conversation(talked: SessionDB) -> None:
-    assert talked.bind_session(BASE, turns("hi", "hello", "how?", "so")) == BASE
+def test_bind_finds_session_of_continued_conversation(filled_db: SessionDB) -> None:
+    assert filled_db.bind_session(BASE, turns("hi", "hello", "how?", "so")) == BASE
 
 
 def test_bind_separates_equal_openings(db: SessionDB) -> None:
@@ -87,20 +87,20 @@ def test_bind_separates_conversations_that_diverge_later(db: SessionDB) -> None:
         turns("hi", "hello\n\nhow?\n\nso"),
     ],
 )
-def test_bind_of_different_history_is_new_session(talked: SessionDB, history: list[dict[str, Any]]) -> None:
-    assert is_new(talked, talked.bind_session(BASE, history))
+def test_bind_of_different_history_is_new_session(filled_db: SessionDB, history: list[dict[str, Any]]) -> None:
+    assert is_new(filled_db, filled_db.bind_session(BASE, history))
 
 
-def test_new_bound_ids_are_numbered_and_unique(talked: SessionDB) -> None:
-    ids = [hold(talked, "x", str(n), id=talked.bind_session(BASE, [])) for n in range(3)]
+def test_new_bound_ids_are_numbered_and_unique(filled_db: SessionDB) -> None:
+    ids = [hold(filled_db, "x", str(n), id=filled_db.bind_session(BASE, [])) for n in range(3)]
     assert len(set(ids)) == 3
     assert all(re.fullmatch(rf"{BASE}-\d+", id) for id in ids)
 
 
-def test_bind_skips_id_numbers_already_taken(talked: SessionDB) -> None:
+def test_bind_skips_id_numbers_already_taken(filled_db: SessionDB) -> None:
     for n in range(1, 6):
-        talked.create_session(f"{BASE}-{n}", "cli", owner="bob")
-    assert is_new(talked, talked.bind_session(BASE, []))
+        filled_db.create_session(f"{BASE}-{n}", "cli", owner="bob")
+    assert is_new(filled_db, filled_db.bind_session(BASE, []))
 
 
 @pytest.mark.parametrize("who", [{"owner": "bob"}, {"session_key": "k2"}, {"session_key": None}])
@@ -154,9 +154,9 @@ def test_bind_matches_each_turn_in_either_form(db: SessionDB) -> None:
     assert is_new(db, db.bind_session(BASE, turns("time?", "It is one.", "and now?", "Later.")))
 
 
-def test_bind_ignores_system_message(talked: SessionDB) -> None:
+def test_bind_ignores_system_message(filled_db: SessionDB) -> None:
     history = [{"role": "system", "content": "Be kind."}, *turns("hi", "hello", "how?", "so")]
-    assert talked.bind_session(BASE, history) == BASE
+    assert filled_db.bind_session(BASE, history) == BASE
 
 
 def test_bind_compares_multipart_messages(db: SessionDB) -> None:
@@ -176,13 +176,13 @@ def test_bind_matches_text_of_any_kind(db: SessionDB, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "given"), [(("ab", "c"), ("a", "bc")), (("a", ""), ("", "a")), (("a\n", "b"), ("a", "\nb"))]
+    ("stored", "parts"), [(("ab", "c"), ("a", "bc")), (("a", ""), ("", "a")), (("a\n", "b"), ("a", "\nb"))]
 )
 def test_bind_distinguishes_text_split_elsewhere(
-    db: SessionDB, stored: tuple[str, str], given: tuple[str, str]
+    db: SessionDB, stored: tuple[str, str], parts: tuple[str, str]
 ) -> None:
     hold(db, stored[0], "x", stored[1], "y")
-    assert is_new(db, db.bind_session(BASE, turns(given[0], "x", given[1], "y")))
+    assert is_new(db, db.bind_session(BASE, turns(parts[0], "x", parts[1], "y")))
 
 
 def test_bind_finds_match_among_many_equal_openings(db: SessionDB) -> None:
@@ -205,18 +205,20 @@ def lamp(call_id: str, name: str = "lamp", room: str = "hall") -> dict[str, Any]
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": f'{{"room": "{room}"}}'}}
 
 
-def exchange(question: Any = "light", output: Any = "on", made: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+def exchange(
+    question: Any = "light", output: Any = "on", tool_call: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
     """A client's own call and its output."""
     return [
         {"role": "user", "content": question},
-        {"role": "assistant", "content": None, "tool_calls": [made or lamp("c1", "lamp", "hall")]},
+        {"role": "assistant", "content": None, "tool_calls": [tool_call or lamp("c1", "lamp", "hall")]},
         {"role": "tool", "content": output, "tool_call_id": "c1"},
         {"role": "assistant", "content": "Done."},
     ]
 
 
 @pytest.mark.parametrize(
-    ("stored", "given", "same"),
+    ("stored", "history", "same"),
     [
         (turns(CAT, "A cat."), turns(CAT, "A cat."), True),
         (turns(CAT, "A cat."), turns(DOG, "A cat."), False),
@@ -228,21 +230,21 @@ def exchange(question: Any = "light", output: Any = "on", made: dict[str, Any] |
         (exchange(), exchange(output=CAT), False),
         (exchange(output=CAT), exchange(output=CAT), True),
         (exchange(output=CAT), exchange(output=DOG), False),
-        (exchange(), exchange(made=lamp("c2", "lamp", "hall")), False),
-        (exchange(), exchange(made=lamp("c1", "horn", "hall")), False),
-        (exchange(), exchange(made=lamp("c1", "lamp", "kitchen")), False),
+        (exchange(), exchange(tool_call=lamp("c2", "lamp", "hall")), False),
+        (exchange(), exchange(tool_call=lamp("c1", "horn", "hall")), False),
+        (exchange(), exchange(tool_call=lamp("c1", "lamp", "kitchen")), False),
         (exchange(), turns("light", "Done."), False),
         (exchange(), exchange()[:2], False),
         (exchange(), [exchange()[0], *exchange()[3:]], False),
         (turns("light", "Done."), exchange(), False),
     ],
 )
-def test_bind_compares_every_part_of_message(db: SessionDB, stored: Any, given: Any, same: bool) -> None:
+def test_bind_compares_every_part_of_message(db: SessionDB, stored: Any, history: Any, same: bool) -> None:
     db.create_session(BASE, "api_server", base_id=BASE)
     for message in stored:
         db.append_message(BASE, **message)
-    found = db.bind_session(BASE, given)
-    assert found == BASE if same else is_new(db, found)
+    session_id = db.bind_session(BASE, history)
+    assert session_id == BASE if same else is_new(db, session_id)
 
 
 def test_bind_replaces_history_hash_of_older_version(db: SessionDB) -> None:
@@ -269,28 +271,28 @@ def test_bind_replaces_history_hash_of_older_version(db: SessionDB) -> None:
         [{"role": "user", "content": "[summary]"}],
     ],
 )
-def test_bind_finds_compacted_session(talked: SessionDB, live: list[dict[str, Any]]) -> None:
+def test_bind_finds_compacted_session(filled_db: SessionDB, live: list[dict[str, Any]]) -> None:
     history = turns("hi", "hello", "how?", "so")
-    talked.archive_and_compact(BASE, live)
-    assert talked.bind_session(BASE, history) == BASE
+    filled_db.archive_and_compact(BASE, live)
+    assert filled_db.bind_session(BASE, history) == BASE
     for message in turns("more", "yes"):
-        talked.append_message(BASE, **message)
-    assert talked.bind_session(BASE, history + turns("more", "yes")) == BASE
-    assert is_new(talked, talked.bind_session(BASE, history + turns("more", "no")))
-    assert is_new(talked, talked.bind_session(BASE, turns("hi", "other", "how?", "so", "more", "yes")))
+        filled_db.append_message(BASE, **message)
+    assert filled_db.bind_session(BASE, history + turns("more", "yes")) == BASE
+    assert is_new(filled_db, filled_db.bind_session(BASE, history + turns("more", "no")))
+    assert is_new(filled_db, filled_db.bind_session(BASE, turns("hi", "other", "how?", "so", "more", "yes")))
 
 
-def test_bind_finds_rewound_session_by_remaining_history(talked: SessionDB) -> None:
-    talked.rewind_to_message(BASE, talked.get_messages(BASE)[2]["id"])
-    assert talked.bind_session(BASE, turns("hi", "hello")) == BASE
+def test_bind_finds_rewound_session_by_remaining_history(filled_db: SessionDB) -> None:
+    filled_db.rewind_to_message(BASE, filled_db.get_messages(BASE)[2]["id"])
+    assert filled_db.bind_session(BASE, turns("hi", "hello")) == BASE
     for message in turns("why?", "because"):
-        talked.append_message(BASE, **message)
-    assert talked.bind_session(BASE, turns("hi", "hello", "why?", "because")) == BASE
+        filled_db.append_message(BASE, **message)
+    assert filled_db.bind_session(BASE, turns("hi", "hello", "why?", "because")) == BASE
 
 
-def test_bind_prefers_source_over_fork(talked: SessionDB) -> None:
-    talked.fork_session(BASE, "fork")
-    assert talked.bind_session(BASE, turns("hi", "hello", "how?", "so")) == BASE
+def test_bind_prefers_source_over_fork(filled_db: SessionDB) -> None:
+    filled_db.fork_session(BASE, "fork")
+    assert filled_db.bind_session(BASE, turns("hi", "hello", "how?", "so")) == BASE
 
 
 # ---- leases and chosen ids
@@ -326,8 +328,8 @@ def test_bind_compares_limited_rows_per_turn(monkeypatch: pytest.MonkeyPatch) ->
     compared: list[str] = []
     plain = history_match._text
     monkeypatch.setattr(history_match, "_text", lambda content: compared.append(content) or plain(content))
-    held = [row_of_message("", {"role": "assistant", "content": f"step {n}"}) for n in range(3 * BOUND_TURN_ROWS_MAX)]
-    assert history_match.match([{"role": "assistant", "content": "never said"}], held) is None
+    rows = [row_of_message("", {"role": "assistant", "content": f"step {n}"}) for n in range(3 * BOUND_TURN_ROWS_MAX)]
+    assert history_match.match([{"role": "assistant", "content": "never said"}], rows) is None
     assert len(compared) <= BOUND_TURN_ROWS_MAX + 1
 
 

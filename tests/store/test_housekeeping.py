@@ -28,7 +28,7 @@ def settings(folder: Path, **values: object) -> config.Settings:
     return config.load(Home(folder), environ={})
 
 
-def ended(store: Store, kind: str, ago_s: float) -> str:
+def ended_run(store: Store, kind: str, ago_s: float) -> str:
     spec = RunSpec("hi", "s", kind=kind)  # type: ignore[arg-type]
     store.runs.create(spec)
     at = time.time() - ago_s
@@ -49,10 +49,14 @@ def ended(store: Store, kind: str, ago_s: float) -> str:
     ],
 )
 def test_sweep_retention_by_run_kind(store: Store, tmp_path: Path, kind: str, log_s: float, run_s: float) -> None:
-    young, old, gone = ended(store, kind, log_s - 60), ended(store, kind, log_s + 60), ended(store, kind, run_s + 60)
+    young, old, expired = (
+        ended_run(store, kind, log_s - 60),
+        ended_run(store, kind, log_s + 60),
+        ended_run(store, kind, run_s + 60),
+    )
     assert sweep_if_due(store, settings(tmp_path)) is not None
     assert [event.seq for event in store.runs.read(young, 0, 10)] == [1, 2]
-    assert store.runs.get(gone) is None
+    assert store.runs.get(expired) is None
     if log_s < run_s:
         assert store.runs.get(old) is not None
         with pytest.raises(EventsExpired):
@@ -60,31 +64,31 @@ def test_sweep_retention_by_run_kind(store: Store, tmp_path: Path, kind: str, lo
 
 
 def test_sweep_runs_at_interval_under_maintenance_lease(store: Store, tmp_path: Path) -> None:
-    given = settings(tmp_path)
+    config = settings(tmp_path)
     token = store.leases.acquire("maintenance", "another process", 60)
-    assert token is not None and sweep_if_due(store, given) is None
+    assert token is not None and sweep_if_due(store, config) is None
     store.leases.release("maintenance", token)
-    assert sweep_if_due(store, given) is not None
-    assert sweep_if_due(store, given) is None
+    assert sweep_if_due(store, config) is not None
+    assert sweep_if_due(store, config) is None
     assert store.leases.holder("maintenance") is None
-    assert sweep_if_due(store, given, every_s=0.0) is not None
+    assert sweep_if_due(store, config, every_s=0.0) is not None
 
 
-@pytest.mark.parametrize(("wanted", "left"), [(False, True), (True, False)])
-def test_auto_prune_setting_removes_old_sessions(store: Store, tmp_path: Path, wanted: bool, left: bool) -> None:
+@pytest.mark.parametrize(("wanted", "is_kept"), [(False, True), (True, False)])
+def test_auto_prune_setting_removes_old_sessions(store: Store, tmp_path: Path, wanted: bool, is_kept: bool) -> None:
     store.sessions.create_session("old", "cli")
     store.sessions.append_message("old", "user", "hi", timestamp=1.0)
     store.sessions.end_session("old", "cli_close")
     store.sessions.engine.write(lambda tx: tx.execute("UPDATE sessions SET last_active = 1"))
     sweep_if_due(store, settings(tmp_path, sessions={"auto_prune": wanted}))
-    assert (store.sessions.get_session("old") is not None) is left
+    assert (store.sessions.get_session("old") is not None) is is_kept
 
 
 def test_sweep_removes_folders_of_unstored_turns_after_a_day(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    given = settings(home)
+    config = settings(home)
     with closing(open_store(f"sqlite:///{home / 'state.db'}")) as store:
-        kept_run = ended(store, "response", 60)
+        kept_run = ended_run(store, "response", 60)
         store.sessions.create_session("unrecorded-by-name-only", "api_server")
         folders = {
             home / "uploads/unrecorded-old": False,
@@ -101,8 +105,8 @@ def test_sweep_removes_folders_of_unstored_turns_after_a_day(tmp_path: Path) -> 
             if "young" not in folder.name:
                 for path in (folder / "inner/file.txt", folder / "inner", folder):
                     os.utime(path, (time.time() - 2 * DAY,) * 2)
-        done = sweep_if_due(store, given)
-        assert done is not None and done["unrecorded"] == 3
+        report = sweep_if_due(store, config)
+        assert report is not None and report["unrecorded"] == 3
         assert {folder: folder.exists() for folder in folders} == folders
 
 
@@ -160,26 +164,26 @@ def named_by_turn(store: Store) -> None:
 def test_sweep_removes_stateless_sessions_after_a_week(store: Store, tmp_path: Path, before: Any, stays: bool) -> None:
     stateless(store, "s")
     before(store)
-    done = sweep_if_due(store, settings(tmp_path))
+    report = sweep_if_due(store, settings(tmp_path))
     assert (store.sessions.get_session("s") is not None) is stays
-    assert done is not None and done["sessions"] == (0 if stays else 1)
+    assert report is not None and report["sessions"] == (0 if stays else 1)
 
 
 @pytest.mark.parametrize(
-    ("given", "ago_days", "stays"),
+    ("value", "ago_days", "stays"),
     [({}, 6.9, True), ({}, 7.1, False), (2, 2.1, False), (2, 1.9, True), (0, 9000, True), (None, 9000, True)],
 )
 def test_stateless_session_retention_setting(
-    store: Store, tmp_path: Path, given: object, ago_days: float, stays: bool
+    store: Store, tmp_path: Path, value: object, ago_days: float, stays: bool
 ) -> None:
     stateless(store, "s", ago_days * DAY)
-    sweep_if_due(store, settings(tmp_path, sessions={} if given == {} else {"api_retention_days": given}))
+    sweep_if_due(store, settings(tmp_path, sessions={} if value == {} else {"api_retention_days": value}))
     assert (store.sessions.get_session("s") is not None) is stays
 
 
 def test_sweep_removes_dependents_and_keeps_forks(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    given = settings(home)
+    config = settings(home)
     with closing(open_store(f"sqlite:///{home / 'state.db'}")) as store:
         stateless(store, "s")
         store.sessions.create_session("child", "subagent", parent_session_id="s", kind="delegate")
@@ -190,20 +194,20 @@ def test_sweep_removes_dependents_and_keeps_forks(tmp_path: Path) -> None:
         for folder in folders:
             folder.mkdir(parents=True)
         store.sessions.engine.write(lambda tx: tx.execute("UPDATE sessions SET last_active = 1"))
-        sweep_if_due(store, given)
+        sweep_if_due(store, config)
         assert [row["id"] for row in store.sessions.list_sessions(include_children=True)] == [fork]
         assert [hit["session_id"] for hit in store.sessions.search_messages("zebra")] == [fork]
         assert store.runs.get(run_id) is None and not any(folder.exists() for folder in folders)
-        left = {
+        remaining = {
             table: store.engine.read(lambda tx, table=table: tx.value(f"SELECT count(*) FROM {table}"))
             for table in ("run_events", "session_files", "messages")
         }
-        assert left == {"run_events": 0, "session_files": 0, "messages": 1}
+        assert remaining == {"run_events": 0, "session_files": 0, "messages": 1}
 
 
 def test_sweep_keeps_session_while_response_is_stored(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    given = settings(home)
+    config = settings(home)
     with closing(open_store(f"sqlite:///{home / 'state.db'}")) as store:
         for name in ("kept", "gone"):
             stateless(store, name)
@@ -211,8 +215,8 @@ def test_sweep_keeps_session_while_response_is_stored(tmp_path: Path) -> None:
             store.responses.put(f"resp_{name}", {"response": {"status": "completed"}})
         store.sessions.engine.write(lambda tx: tx.execute("UPDATE sessions SET last_active = 1"))
         store.responses.delete("resp_gone")
-        sweep_if_due(store, given)
+        sweep_if_due(store, config)
         assert [row["id"] for row in store.sessions.list_sessions()] == ["kept"]
         store.responses.delete("resp_kept")
-        sweep_if_due(store, given, every_s=0.0)
+        sweep_if_due(store, config, every_s=0.0)
         assert store.sessions.list_sessions() == []

@@ -45,8 +45,8 @@ def jobs(store: Store) -> Any:
     return store.jobs
 
 
-def ids(found: list[Json]) -> list[str]:
-    return [job["id"] for job in found]
+def ids(items: list[Json]) -> list[str]:
+    return [job["id"] for job in items]
 
 
 def make(jobs: Any, number: int, **fields: Any) -> str:
@@ -57,10 +57,10 @@ def make(jobs: Any, number: int, **fields: Any) -> str:
 
 
 def test_job_round_trip(jobs: Any) -> None:
-    made = jobs.create(JOB)
-    assert re.fullmatch("[0-9a-f]{12}", made["id"])
-    assert {name: made[name] for name in JOB} == JOB
-    assert jobs.get(made["id"]) == made
+    job = jobs.create(JOB)
+    assert re.fullmatch("[0-9a-f]{12}", job["id"])
+    assert {name: job[name] for name in JOB} == JOB
+    assert jobs.get(job["id"]) == job
 
 
 def test_job_keeps_given_id(jobs: Any) -> None:
@@ -73,9 +73,9 @@ def test_job_ids_are_unique(jobs: Any) -> None:
 
 
 def test_create_does_not_mutate_input(jobs: Any) -> None:
-    given = {"name": "n", "schedule": {"kind": "once"}}
-    jobs.create(given)
-    assert given == {"name": "n", "schedule": {"kind": "once"}}
+    job = {"name": "n", "schedule": {"kind": "once"}}
+    jobs.create(job)
+    assert job == {"name": "n", "schedule": {"kind": "once"}}
 
 
 def test_unknown_job_is_none(jobs: Any) -> None:
@@ -86,18 +86,18 @@ def test_unknown_job_is_none(jobs: Any) -> None:
 
 
 def test_update_changes_only_given_fields(jobs: Any) -> None:
-    made = jobs.create(JOB)
-    changed = jobs.update(made["id"], name="Evening news", repeat={"times": 3, "completed": 1}, model=None)
-    assert changed == {**made, "name": "Evening news", "repeat": {"times": 3, "completed": 1}, "model": None}
-    assert jobs.get(made["id"]) == changed
+    job = jobs.create(JOB)
+    changed = jobs.update(job["id"], name="Evening news", repeat={"times": 3, "completed": 1}, model=None)
+    assert changed == {**job, "name": "Evening news", "repeat": {"times": 3, "completed": 1}, "model": None}
+    assert jobs.get(job["id"]) == changed
 
 
 def test_deleted_job_is_gone(jobs: Any) -> None:
-    kept, gone = make(jobs, 1), make(jobs, 2)
-    assert jobs.delete(gone) is True
-    assert jobs.delete(gone) is False
-    assert ids(jobs.list()) == [kept]
-    assert ids(jobs.due(10.0)) == [kept]
+    remaining, deleted = make(jobs, 1), make(jobs, 2)
+    assert jobs.delete(deleted) is True
+    assert jobs.delete(deleted) is False
+    assert ids(jobs.list()) == [remaining]
+    assert ids(jobs.due(10.0)) == [remaining]
 
 
 def test_list_filters_by_owner_and_enabled(jobs: Any) -> None:
@@ -113,9 +113,9 @@ def test_list_filters_by_owner_and_enabled(jobs: Any) -> None:
 
 def test_jobs_survive_restart(durable_url: str) -> None:
     with contextlib.closing(open_store(durable_url)) as store:
-        made = store.jobs.create(JOB)
+        job = store.jobs.create(JOB)
     with contextlib.closing(open_store(durable_url)) as store:
-        assert store.jobs.list() == [made]
+        assert store.jobs.list() == [job]
 
 
 # ---- when their time has come
@@ -138,9 +138,9 @@ def test_due_does_not_claim(jobs: Any) -> None:
 
 def test_job_is_claimed_by_one_caller(jobs: Any) -> None:
     names = [make(jobs, number) for number in range(1, 4)]
-    given = jobs.claim_due(10.0, "a")
-    assert ids(given) == names
-    assert given[0]["prompt"] == JOB["prompt"]
+    claimed = jobs.claim_due(10.0, "a")
+    assert ids(claimed) == names
+    assert claimed[0]["prompt"] == JOB["prompt"]
     assert jobs.claim_due(10.0, "b") == []
     assert jobs.claim_due(10.0, "a") == []
 
@@ -203,14 +203,14 @@ def test_concurrent_claims_get_each_job_once(jobs: Any) -> None:
     names = {make(jobs, number) for number in range(1, 41)}
 
     def take(number: int) -> list[str]:
-        taken: list[str] = []
-        while given := jobs.claim_due(100.0, f"thread {number}", limit=3):
-            taken += ids(given)
-        return taken
+        job_ids: list[str] = []
+        while claimed := jobs.claim_due(100.0, f"thread {number}", limit=3):
+            job_ids += ids(claimed)
+        return job_ids
 
-    taken = [name for names_of_one in at_once(8, take) for name in names_of_one]
-    assert len(taken) == 40
-    assert set(taken) == names
+    claimed = [name for names_of_one in at_once(8, take) for name in names_of_one]
+    assert len(claimed) == 40
+    assert set(claimed) == names
 
 
 def test_job_finish_by_former_holder_is_ignored(store: Store) -> None:

@@ -270,40 +270,40 @@ class Leases(RuleBasedStateMachine):
         super().__init__()
         self.store = open_store("sqlite://")
         self.last: dict[str, int] = {}
-        self.held: dict[str, str] = {}
+        self.holders: dict[str, str] = {}
         self.released: set[str] = set()
 
     @rule(name=names, holder=st.sampled_from(["x", "y"]), ttl=ttls)
     def acquire(self, name: str, holder: str, ttl: float) -> None:
         token = self.store.leases.acquire(name, holder, ttl)
-        assert (token is None) == (name in self.held)
+        assert (token is None) == (name in self.holders)
         if token is not None:
             assert token > self.last.get(name, 0)
             self.last[name] = token
             self.released.discard(name)
             if ttl:
-                self.held[name] = holder
+                self.holders[name] = holder
 
     @rule(name=names, back=st.integers(0, 2))
     def release(self, name: str, back: int) -> None:
         self.store.leases.release(name, self.last.get(name, 0) - back)
         if not back:
-            self.held.pop(name, None)
+            self.holders.pop(name, None)
             self.released.add(name)
 
     @rule(name=names, back=st.integers(0, 2), ttl=ttls)
     def renew(self, name: str, back: int, ttl: float) -> None:
-        if not back and name not in self.held and name not in self.released:
+        if not back and name not in self.holders and name not in self.released:
             return  # whether a lease that lapsed and that nobody took can be renewed is left open
-        done = self.store.leases.renew(name, self.last.get(name, 0) - back, ttl)
-        assert done == (not back and name in self.held)
-        if done and not ttl:
-            del self.held[name]
+        result = self.store.leases.renew(name, self.last.get(name, 0) - back, ttl)
+        assert result == (not back and name in self.holders)
+        if result and not ttl:
+            del self.holders[name]
 
     @invariant()
     def holders_are_known(self) -> None:
         for name in ("session:a", "session:b"):
-            assert self.store.leases.holder(name) == self.held.get(name)
+            assert self.store.leases.holder(name) == self.holders.get(name)
 
     def teardown(self) -> None:
         self.store.close()

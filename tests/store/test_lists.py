@@ -8,18 +8,18 @@ import pytest
 
 from hermes.store.sessions import SessionDB
 
-from .conftest import listed, raw, talk
+from .conftest import create_conversation, raw, session_ids
 
 
 @pytest.fixture
 def many(db: SessionDB) -> SessionDB:
     """Six sessions of different kinds."""
-    talk(db, "a", "hi", source="cli", cwd="/work/one", owner="alice")
-    talk(db, "b", "hi", source="cron", cwd="/work", session_key="k1")
-    talk(db, "c", "hi", source="cli", cwd="/home", owner="bob", session_key="k1")
-    talk(db, "d", "hi", source="api_server", session_key="k2")
-    talk(db, "delegate", "hi", source="subagent", kind="delegate", parent_session_id="a", owner="alice")
-    talk(db, "old", "hi", source="cli")
+    create_conversation(db, "a", "hi", source="cli", cwd="/work/one", owner="alice")
+    create_conversation(db, "b", "hi", source="cron", cwd="/work", session_key="k1")
+    create_conversation(db, "c", "hi", source="cli", cwd="/home", owner="bob", session_key="k1")
+    create_conversation(db, "d", "hi", source="api_server", session_key="k2")
+    create_conversation(db, "delegate", "hi", source="subagent", kind="delegate", parent_session_id="a", owner="alice")
+    create_conversation(db, "old", "hi", source="cli")
     db.update_session("old", archived=True)
     return db
 
@@ -46,15 +46,15 @@ FILTERS: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("filters", "found"), FILTERS)
-def test_list_filters_and_counts(many: SessionDB, filters: dict[str, Any], found: list[str]) -> None:
-    assert (sorted(listed(many, **filters)), many.count_sessions(**filters)) == (found, len(found))
+@pytest.mark.parametrize(("filters", "expected"), FILTERS)
+def test_list_filters_and_counts(many: SessionDB, filters: dict[str, Any], expected: list[str]) -> None:
+    assert (sorted(session_ids(many, **filters)), many.count_sessions(**filters)) == (expected, len(expected))
 
 
 def test_branch_is_listed_like_root(db: SessionDB) -> None:
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
     fork = db.fork_session("s")
-    assert (sorted(listed(db)), db.count_sessions()) == (sorted(["s", fork]), 2)
+    assert (sorted(session_ids(db)), db.count_sessions()) == (sorted(["s", fork]), 2)
 
 
 def test_empty_store_lists_nothing(db: SessionDB) -> None:
@@ -65,7 +65,7 @@ def test_empty_store_lists_nothing(db: SessionDB) -> None:
 
 
 def test_listed_row_has_preview_and_activity_but_no_prompts(db: SessionDB) -> None:
-    talk(db, "s", "hi", title="Plans", system_prompt="secret words", instructions="private words")
+    create_conversation(db, "s", "hi", title="Plans", system_prompt="secret words", instructions="private words")
     [row] = db.list_sessions()
     assert (row["id"], row["title"], row["preview"], row["message_count"]) == ("s", "Plans", "hi", 1)
     assert row["last_active"] >= row["started_at"]
@@ -74,14 +74,14 @@ def test_listed_row_has_preview_and_activity_but_no_prompts(db: SessionDB) -> No
 
 def test_preview_is_at_most_60_characters(db: SessionDB) -> None:
     text = "".join(f"{n:02d} words " for n in range(50))
-    talk(db, "s", text, "an answer")
+    create_conversation(db, "s", text, "an answer")
     [row] = db.list_sessions()
     assert (len(row["preview"]) <= 60, row["preview"][:50]) == (True, text[:50])
 
 
 @pytest.mark.parametrize("letter", ["日", "é", "👍"])
 def test_preview_length_counts_characters_in_any_script(db: SessionDB, letter: str) -> None:
-    talk(db, "s", letter * 200)
+    create_conversation(db, "s", letter * 200)
     preview = db.list_sessions()[0]["preview"]
     assert 50 <= preview.count(letter) <= 60
     assert len(preview) <= 60
@@ -89,14 +89,16 @@ def test_preview_length_counts_characters_in_any_script(db: SessionDB, letter: s
 
 def test_preview_of_multipart_message_is_its_text(db: SessionDB) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 5000}}
-    talk(db, "s", [image, {"type": "text", "text": "What is this?"}])
+    create_conversation(db, "s", [image, {"type": "text", "text": "What is this?"}])
     preview = db.list_sessions()[0]["preview"]
     assert "What is this?" in preview
     assert "QUJD" not in preview
 
 
 def test_preview_leaves_out_attached_files(db: SessionDB) -> None:
-    talk(db, "s", [{"type": "text", "text": "Read this"}, {"type": "text", "text": "File notes.txt:\nthe milk"}])
+    create_conversation(
+        db, "s", [{"type": "text", "text": "Read this"}, {"type": "text", "text": "File notes.txt:\nthe milk"}]
+    )
     assert db.list_sessions()[0]["preview"] == "Read this"
 
 
@@ -110,9 +112,9 @@ def test_session_without_messages_has_no_preview(db: SessionDB) -> None:
 
 def test_list_order_defaults_to_last_active(db: SessionDB) -> None:
     for id in "abc":
-        talk(db, id, "hi")
+        create_conversation(db, id, "hi")
     db.append_message("a", "assistant", "hello")
-    assert (listed(db), listed(db, order="started_at")) == (["a", "c", "b"], ["c", "b", "a"])
+    assert (session_ids(db), session_ids(db, order="started_at")) == (["a", "c", "b"], ["c", "b", "a"])
 
 
 def test_unknown_list_order_is_rejected(db: SessionDB) -> None:
@@ -124,51 +126,51 @@ def test_list_limit_defaults_to_twenty(db: SessionDB) -> None:
     for n in range(22):
         db.create_session(f"s{n:02d}", "cli")
     newest = [f"s{n:02d}" for n in range(21, -1, -1)]
-    assert listed(db) == newest[:20]
-    assert listed(db, limit=5, offset=3) == newest[3:8]
-    assert (listed(db, limit=100), listed(db, offset=22)) == (newest, [])
+    assert session_ids(db) == newest[:20]
+    assert session_ids(db, limit=5, offset=3) == newest[3:8]
+    assert (session_ids(db, limit=100), session_ids(db, offset=22)) == (newest, [])
 
 
 def pages(db: SessionDB, size: int, between: Any = lambda: None, **filters: Any) -> list[str]:
     """Every id, page by page."""
-    found: list[str] = []
+    ids: list[str] = []
     cursor = None
     while rows := db.list_sessions(limit=size, cursor=cursor, **filters):
-        found += [row["id"] for row in rows]
+        ids += [row["id"] for row in rows]
         cursor = rows[-1]["cursor"]
         between()
-    return found
+    return ids
 
 
 @pytest.mark.parametrize("order", ["last_active", "started_at"])
 @pytest.mark.parametrize("size", [1, 3, 7, 100])
 def test_pagination_has_no_gap_or_repetition(db: SessionDB, order: str, size: int) -> None:
     for n in range(14):
-        talk(db, f"s{n}", "hi", source="cli" if n % 2 else "cron")
+        create_conversation(db, f"s{n}", "hi", source="cli" if n % 2 else "cron")
     db.append_message("s3", "user", "again")
-    assert pages(db, size, order=order) == listed(db, limit=100, order=order)
-    assert pages(db, size, order=order, source="cli") == listed(db, limit=100, order=order, source="cli")
+    assert pages(db, size, order=order) == session_ids(db, limit=100, order=order)
+    assert pages(db, size, order=order, source="cli") == session_ids(db, limit=100, order=order, source="cli")
 
 
 def test_pagination_with_equal_timestamps(durable_db: SessionDB) -> None:
     for n in range(9):
-        talk(durable_db, f"s{n}", "hi")
+        create_conversation(durable_db, f"s{n}", "hi")
     raw(durable_db, "update sessions set last_active = 1000, started_at = 1000")
-    found = pages(durable_db, 2)
-    assert (sorted(found), len(found)) == ([f"s{n}" for n in range(9)], 9)
+    listed = pages(durable_db, 2)
+    assert (sorted(listed), len(listed)) == ([f"s{n}" for n in range(9)], 9)
 
 
 def test_pagination_is_stable_while_sessions_arrive(db: SessionDB) -> None:
     for n in range(9):
-        talk(db, f"s{n}", "hi")
+        create_conversation(db, f"s{n}", "hi")
     arrivals = iter(range(100))
-    found = pages(db, 2, between=lambda: talk(db, f"new{next(arrivals)}", "hi"))
-    assert found == [f"s{n}" for n in range(8, -1, -1)]
+    listed = pages(db, 2, between=lambda: create_conversation(db, f"new{next(arrivals)}", "hi"))
+    assert listed == [f"s{n}" for n in range(8, -1, -1)]
 
 
 @pytest.mark.parametrize("cursor", ["nonsense", "!", "0", "é", '{"a": 1}'])
 def test_invalid_cursor_is_rejected(db: SessionDB, cursor: str) -> None:
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
     with pytest.raises(ValueError, match=r"\w"):
         db.list_sessions(cursor=cursor)
 
@@ -188,8 +190,8 @@ def test_list_search_ranks_exact_then_prefix_then_substring(db: SessionDB) -> No
         db.create_session(id, "cli", title=title)
     for id in ("3", "x-plan"):
         db.append_message(id, "user", "the most recent")
-    found = listed(db, search="plan")
-    assert (found[0], set(found[1:3]), set(found[3:])) == ("1", {"2", "plan-x"}, {"3", "x-plan"})
+    listed = session_ids(db, search="plan")
+    assert (listed[0], set(listed[1:3]), set(listed[3:])) == ("1", {"2", "plan-x"}, {"3", "x-plan"})
     assert db.count_sessions(search="plan") == 5
 
 
@@ -197,17 +199,19 @@ def test_list_search_ranks_exact_then_prefix_then_substring(db: SessionDB) -> No
 def test_list_search_pagination_has_no_gap_or_repetition(db: SessionDB, size: int) -> None:
     for n, title in enumerate(["plan", "my plan", "planning", "a plan b", "plans", "no", "the plan"]):
         db.create_session(f"s{n}", "cli", title=title)
-    assert pages(db, size, search="plan") == listed(db, search="plan")
+    assert pages(db, size, search="plan") == session_ids(db, search="plan")
 
 
 def test_list_search_ranks_exact_id_first(db: SessionDB) -> None:
     db.create_session("plan", "cli")
     db.create_session("x", "cli", title="plan to do")
-    assert listed(db, search="plan") == ["plan", "x"]
+    assert session_ids(db, search="plan") == ["plan", "x"]
 
 
-@pytest.mark.parametrize(("text", "found"), [("100%", ["p"]), ("a_b", ["u"]), ("%", ["p"]), ("_", ["u"]), ("\\", [])])
-def test_list_search_escapes_wildcards(db: SessionDB, text: str, found: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "expected"), [("100%", ["p"]), ("a_b", ["u"]), ("%", ["p"]), ("_", ["u"]), ("\\", [])]
+)
+def test_list_search_escapes_wildcards(db: SessionDB, text: str, expected: list[str]) -> None:
     for id, title in {"p": "100% sure", "u": "a_b", "n": "axb 1000"}.items():
         db.create_session(id, "cli", title=title)
-    assert listed(db, search=text) == found
+    assert session_ids(db, search=text) == expected

@@ -121,7 +121,7 @@ def test_lost_end_of_a_read_is_no_error(proxy: CommitProxy, write: Write) -> Non
         assert not proxy.is_due
 
 
-def test_unknown_outcome_is_an_error_that_says_so(
+def test_unknown_outcome_is_reported_as_error(
     proxy: CommitProxy, write: Write, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "BUSY_S_MAX", 0.5)

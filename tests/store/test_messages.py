@@ -15,7 +15,7 @@ from hermes.store.rows import archive, row_of_message
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import Store
 
-from .conftest import call, contents, raw, talk
+from .conftest import call, contents, create_conversation, raw
 
 PARTS = [
     {"type": "text", "text": "What is this?"},
@@ -80,7 +80,7 @@ def test_message_field_round_trip(db: SessionDB, field: str) -> None:
 
 def test_text_message_has_every_key(db: SessionDB) -> None:
     before = time.time()
-    [id] = talk(db, "s", "hello")
+    [id] = create_conversation(db, "s", "hello")
     [row] = db.get_messages("s")
     assert row.keys() >= ROW_KEYS
     assert (row["id"], row["session_id"], row["role"], row["content"]) == (id, "s", "user", "hello")
@@ -90,7 +90,11 @@ def test_text_message_has_every_key(db: SessionDB) -> None:
 
 
 def test_message_ids_increase_across_sessions(db: SessionDB) -> None:
-    ids = [*talk(db, "a", "1", "2"), *talk(db, "b", "3"), db.append_message("a", "user", "4")]
+    ids = [
+        *create_conversation(db, "a", "1", "2"),
+        *create_conversation(db, "b", "3"),
+        db.append_message("a", "user", "4"),
+    ]
     assert ids == sorted(set(ids))
 
 
@@ -129,7 +133,7 @@ def test_append_rejects_unknown_role(db: SessionDB, role: str) -> None:
     ],
 )
 def test_content_round_trip(db: SessionDB, content: Any) -> None:
-    talk(db, "s", content)
+    create_conversation(db, "s", content)
     assert contents(db, "s") == [content]
     assert db.get_messages_as_conversation("s") == [{"role": "user", "content": content}]
 
@@ -137,7 +141,7 @@ def test_content_round_trip(db: SessionDB, content: Any) -> None:
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), max_size=5))
 def test_any_text_round_trip(texts: list[str]) -> None:
     db = SessionDB(":memory:")
-    talk(db, "s", *texts)
+    create_conversation(db, "s", *texts)
     assert contents(db, "s") == texts
     db.close()
 
@@ -147,12 +151,12 @@ def test_any_text_round_trip(texts: list[str]) -> None:
 def test_unstorable_characters_are_replaced(db: SessionDB, field: str, bad: str) -> None:
     db.create_session("s", "cli")
     db.append_message("s", "tool", **({"content": "x"} | {field: bad}))
-    seen = (
+    content = (
         db.get_messages_as_conversation("s")[0]["content"] if field == "api_content" else db.get_messages("s")[0][field]
     )
-    assert "\x00" not in seen
-    assert seen.encode()
-    assert (seen[0], seen[-1]) == ("a", "b") if bad[0] == "a" else seen
+    assert "\x00" not in content
+    assert content.encode()
+    assert (content[0], content[-1]) == ("a", "b") if bad[0] == "a" else content
 
 
 @pytest.mark.parametrize("bad", ["a\ud800b", "a\x00b"])
@@ -167,15 +171,15 @@ def test_unstorable_characters_are_replaced(db: SessionDB, field: str, bad: str)
     ],
 )
 def test_append_accepts_any_structure(db: SessionDB, fields: dict[str, Any], bad: str) -> None:
-    def spoil(value: Any) -> Any:
+    def corrupt(value: Any) -> Any:
         if isinstance(value, dict):
-            return {spoil(key): spoil(item) for key, item in value.items()}
+            return {corrupt(key): corrupt(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [spoil(item) for item in value]
+            return [corrupt(item) for item in value]
         return bad if value == "BAD" else value
 
     db.create_session("s", "cli")
-    db.append_message("s", "assistant", **spoil(fields))
+    db.append_message("s", "assistant", **corrupt(fields))
     assert json.dumps(db.get_messages_as_conversation("s"), ensure_ascii=False).encode()
     assert json.dumps(db.get_messages("s"), ensure_ascii=False).encode()
 
@@ -215,7 +219,7 @@ def test_titles_and_prompts_accept_any_text(db: SessionDB) -> None:
 
 def test_fifty_megabyte_message_round_trip(db: SessionDB) -> None:
     text = "Fifty megabytes of text. " * 2_000_000
-    talk(db, "s", text)
+    create_conversation(db, "s", text)
     assert contents(db, "s") == [text]
 
 
@@ -224,18 +228,18 @@ def test_fifty_megabyte_message_round_trip(db: SessionDB) -> None:
 
 def test_large_data_url_is_deduplicated_and_restored(file_db: SessionDB) -> None:
     url = data_url(50_000)
-    talk(file_db, "a", picture(url), "nice", picture(url))
-    talk(file_db, "b", [*picture(url), *picture(url)])
+    create_conversation(file_db, "a", picture(url), "nice", picture(url))
+    create_conversation(file_db, "b", [*picture(url), *picture(url)])
     assert (blobs(file_db), contents(file_db, "a")) == (1, [picture(url), "nice", picture(url)])
     assert contents(file_db, "b") == [[*picture(url), *picture(url)]]
     [[longest]] = raw(file_db, "select max(length(coalesce(parts, '')) + length(coalesce(content, ''))) from messages")
     assert longest < 2000
 
 
-@pytest.mark.parametrize(("size", "kept"), [(4096, 0), (4097, 1)])
-def test_data_url_over_4096_characters_is_stored_as_blob(durable_db: SessionDB, size: int, kept: int) -> None:
-    talk(durable_db, "s", picture(data_url(size)))
-    assert (blobs(durable_db), contents(durable_db, "s")) == (kept, [picture(data_url(size))])
+@pytest.mark.parametrize(("size", "blob_count"), [(4096, 0), (4097, 1)])
+def test_data_url_over_4096_characters_is_stored_as_blob(durable_db: SessionDB, size: int, blob_count: int) -> None:
+    create_conversation(durable_db, "s", picture(data_url(size)))
+    assert (blobs(durable_db), contents(durable_db, "s")) == (blob_count, [picture(data_url(size))])
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,7 @@ def test_data_url_over_4096_characters_is_stored_as_blob(durable_db: SessionDB, 
     ],
 )
 def test_data_urls_of_every_kind_round_trip(db: SessionDB, url: str) -> None:
-    talk(db, "s", picture(url), url, f"before {url} after\n![x]({url})")
+    create_conversation(db, "s", picture(url), url, f"before {url} after\n![x]({url})")
     assert contents(db, "s") == [picture(url), url, f"before {url} after\n![x]({url})"]
 
 
@@ -279,7 +283,7 @@ def test_blobs_are_restored_in_every_field(db: SessionDB) -> None:
 def test_blob_is_deleted_with_its_last_row(durable_db: SessionDB) -> None:
     url = data_url(50_000)
     for id in ("a", "b"):
-        talk(durable_db, id, picture(url), "ok", picture(url))
+        create_conversation(durable_db, id, picture(url), "ok", picture(url))
     durable_db.delete_session("a")
     between = (blobs(durable_db), contents(durable_db, "b"))
     durable_db.delete_session("b")
@@ -289,7 +293,7 @@ def test_blob_is_deleted_with_its_last_row(durable_db: SessionDB) -> None:
 
 def test_blob_of_hidden_row_is_kept(durable_db: SessionDB) -> None:
     url = data_url(50_000)
-    ids = talk(durable_db, "s", "hi", "hello", picture(url), "nice")
+    ids = create_conversation(durable_db, "s", "hi", "hello", picture(url), "nice")
     durable_db.rewind_to_message("s", ids[2])
     durable_db.archive_and_compact("s", [{"role": "user", "content": "summary"}])
     assert contents(durable_db, "s", include_inactive=True)[2] == picture(url)
@@ -313,29 +317,29 @@ def test_no_orphaned_blobs(durable_db: SessionDB, place: str) -> None:
         durable_db.append_message("s", "assistant", **PLACES[place])
     fork = durable_db.fork_session("s")
     durable_db.delete_session("s")
-    told = durable_db.get_messages_as_conversation(fork)
-    durable_db.archive_and_compact(fork, told)
-    assert durable_db.get_messages_as_conversation(fork) == told
-    assert data_url(20_000) in json.dumps(told)
+    messages = durable_db.get_messages_as_conversation(fork)
+    durable_db.archive_and_compact(fork, messages)
+    assert durable_db.get_messages_as_conversation(fork) == messages
+    assert data_url(20_000) in json.dumps(messages)
     durable_db.delete_session(fork)
     assert blobs(durable_db) == 0
 
 
 def test_forged_blob_reference_reads_no_foreign_data(file_db: SessionDB) -> None:
-    talk(file_db, "alice", picture(data_url(50_000)), data_url(50_000), owner="alice")
+    create_conversation(file_db, "alice", picture(data_url(50_000)), data_url(50_000), owner="alice")
     columns = raw(file_db, "select parts, content from messages where session_id = 'alice'")
     stored = [text for row in columns for text in row if text]
-    told = [*stored, *([{"type": "text", "text": text}] for text in stored)]
-    told += [json.loads(text) for text in stored if text.startswith("[")]
-    talk(file_db, "bob", *told, owner="bob")
-    assert contents(file_db, "bob") == told
+    messages = [*stored, *([{"type": "text", "text": text}] for text in stored)]
+    messages += [json.loads(text) for text in stored if text.startswith("[")]
+    create_conversation(file_db, "bob", *messages, owner="bob")
+    assert contents(file_db, "bob") == messages
 
 
 # ---- counters
 
 
 def test_session_counters_follow_messages(db: SessionDB) -> None:
-    talk(db, "s", "What time is it?")
+    create_conversation(db, "s", "What time is it?")
     db.append_message("s", "assistant", None, tool_calls=[call("c1"), call("c2")])
     db.append_message("s", "tool", "1", tool_call_id="c1")
     db.append_message("s", "tool", "2", tool_call_id="c2")
@@ -390,7 +394,7 @@ def test_get_messages_windows(db: SessionDB, window: dict[str, Any], numbers: st
 
 
 def test_unknown_message_order_is_rejected(db: SessionDB) -> None:
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
     with pytest.raises(ValueError, match=r"\w"):
         db.get_messages("s", order="sideways; drop table messages")
 
@@ -466,7 +470,7 @@ def test_tool_results_follow_order_of_calls(db: SessionDB) -> None:
 
 def test_conversation_is_not_repaired_or_merged(db: SessionDB) -> None:
     db.create_session("s", "cli")
-    told: list[dict[str, Any]] = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "one"},
         {"role": "user", "content": "two"},
         {"role": "assistant", "content": None, "tool_calls": [call("c1"), call("c2")]},
@@ -475,9 +479,9 @@ def test_conversation_is_not_repaired_or_merged(db: SessionDB) -> None:
         {"role": "assistant", "content": "b"},
         {"role": "tool", "content": "nobody asked", "tool_call_id": "c9"},
     ]
-    for message in told:
+    for message in messages:
         db.append_message("s", **message)
-    assert db.get_messages_as_conversation("s") == told
+    assert db.get_messages_as_conversation("s") == messages
 
 
 # ---- leases
@@ -485,7 +489,7 @@ def test_conversation_is_not_repaired_or_merged(db: SessionDB) -> None:
 
 def test_append_with_lost_lease_is_rejected(store: Store) -> None:
     db = store.sessions
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
     old = store.leases.acquire("session:s", "one", 60)
     db.append_message("s", "assistant", "hello", lease_token=old)
     store.leases.release("session:s", old)
@@ -499,13 +503,13 @@ def test_append_with_lost_lease_is_rejected(store: Store) -> None:
 
 @pytest.mark.parametrize("token", [0, 1, 99, -1])
 def test_append_with_unknown_lease_token_is_rejected(store: Store, token: int) -> None:
-    talk(store.sessions, "s", "hi")
+    create_conversation(store.sessions, "s", "hi")
     with pytest.raises(LeaseLost):
         store.sessions.append_message("s", "user", "x", lease_token=token)
 
 
 def test_append_with_lease_of_other_session_is_rejected(store: Store) -> None:
-    talk(store.sessions, "s", "hi")
+    create_conversation(store.sessions, "s", "hi")
     store.leases.acquire("session:s", "one", 60)
     store.leases.release("session:other", store.leases.acquire("session:other", "one", 60))
     token = store.leases.acquire("session:other", "one", 60)
@@ -524,8 +528,8 @@ def flags(db: SessionDB, session_id: str) -> list[tuple[Any, bool, bool]]:
 
 
 def test_compaction_replaces_live_rows_and_archives_old(db: SessionDB) -> None:
-    talk(db, "s", "apple", "pear")
-    talk(db, "other", "plum")
+    create_conversation(db, "s", "apple", "pear")
+    create_conversation(db, "other", "plum")
     assert isinstance(db.archive_and_compact("s", SUMMARY), int)
     assert db.get_messages_as_conversation("s") == SUMMARY
     assert flags(db, "s") == [
@@ -543,13 +547,13 @@ def test_compaction_keeps_every_field_of_new_rows(db: SessionDB) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call("c1")], "opaque": {"x": 1}},
         {"role": "tool", "content": "12:00", "tool_call_id": "c1", "tool_name": "clock"},
     ]
-    talk(db, "s", "apple")
+    create_conversation(db, "s", "apple")
     db.archive_and_compact("s", rows)
     assert db.get_messages_as_conversation("s") == rows
 
 
 def test_conversation_continues_after_several_compactions(db: SessionDB) -> None:
-    talk(db, "s", "one")
+    create_conversation(db, "s", "one")
     for text in ("two", "three"):
         db.archive_and_compact("s", SUMMARY)
         db.append_message("s", "user", text)
@@ -559,10 +563,10 @@ def test_conversation_continues_after_several_compactions(db: SessionDB) -> None
 
 
 def test_compaction_keeps_identity_of_retained_rows(db: SessionDB) -> None:
-    ids = talk(db, "s", "a", "b", "c", "d", "e", "f")
+    ids = create_conversation(db, "s", "a", "b", "c", "d", "e", "f")
     for number in range(3):
-        seen = db.get_messages_as_conversation("s")
-        db.archive_and_compact("s", [seen[0], {"role": "user", "content": f"summary {number}"}, *seen[-2:]])
+        messages = db.get_messages_as_conversation("s")
+        db.archive_and_compact("s", [messages[0], {"role": "user", "content": f"summary {number}"}, *messages[-2:]])
         ids.append(db.append_message("s", "user", f"more {len(ids)}"))
         assert [row["id"] for row in db.get_messages("s")] == ids
         assert db.get_session("s")["message_count"] == db.count_messages("s") == len(ids)
@@ -573,26 +577,29 @@ def test_compaction_keeps_identity_of_retained_rows(db: SessionDB) -> None:
 
 
 def test_compaction_shortens_result_only_for_model(db: SessionDB) -> None:
-    talk(db, "s", "go")
+    create_conversation(db, "s", "go")
     db.append_message("s", "assistant", None, tool_calls=[call("c1"), call("c2")])
     ids = [db.append_message("s", "tool", f"{id} said much", tool_call_id=id) for id in ("c2", "c1")]
-    seen = db.get_messages_as_conversation("s")
-    rows = [row_of_message("s", {**m, "content": "[left out]"} if m["role"] == "tool" else m) for m in seen]
+    messages = db.get_messages_as_conversation("s")
+    rows = [row_of_message("s", {**m, "content": "[left out]"} if m["role"] == "tool" else m) for m in messages]
     db._engine.write(lambda tx: archive(tx, "s", rows, range(4)))
     assert [m["content"] for m in db.get_messages_as_conversation("s")] == ["go", None, "[left out]", "[left out]"]
-    shown = db.get_messages("s", include_inactive=True)
-    assert [(row["id"], row["content"]) for row in shown[2:]] == [(ids[0], "c2 said much"), (ids[1], "c1 said much")]
+    visible_rows = db.get_messages("s", include_inactive=True)
+    assert [(row["id"], row["content"]) for row in visible_rows[2:]] == [
+        (ids[0], "c2 said much"),
+        (ids[1], "c1 said much"),
+    ]
 
 
 def test_rejected_compaction_changes_nothing(db: SessionDB) -> None:
-    talk(db, "s", "apple", "pear")
+    create_conversation(db, "s", "apple", "pear")
     with pytest.raises(ValueError, match=r"\w"):
         db.archive_and_compact("s", [*SUMMARY, {"role": "wizard", "content": "x"}])
     assert flags(db, "s") == [("apple", True, False), ("pear", True, False)]
 
 
 def test_compaction_does_not_archive_rewound_rows(db: SessionDB) -> None:
-    ids = talk(db, "s", "apple", "pear", "plum", "fig")
+    ids = create_conversation(db, "s", "apple", "pear", "plum", "fig")
     db.rewind_to_message("s", ids[2])
     db.archive_and_compact("s", SUMMARY)
     assert [f[1:] for f in flags(db, "s")[:4]] == [(False, True), (False, True), (False, False), (False, False)]
@@ -602,8 +609,8 @@ def test_compaction_does_not_archive_rewound_rows(db: SessionDB) -> None:
 
 
 def test_rewind_hides_message_and_later_ones(db: SessionDB) -> None:
-    ids = talk(db, "s", "a", "b", "c", "d", "e", "f")
-    talk(db, "other", "x", "y")
+    ids = create_conversation(db, "s", "a", "b", "c", "d", "e", "f")
+    create_conversation(db, "other", "x", "y")
     result = db.rewind_to_message("s", ids[2])
     assert (result["rewound_count"], result["target_message"]["content"], result["new_head_id"]) == (4, "c", ids[1])
     assert (contents(db, "s"), contents(db, "other")) == (["a", "b"], ["x", "y"])
@@ -611,23 +618,23 @@ def test_rewind_hides_message_and_later_ones(db: SessionDB) -> None:
 
 
 def test_rewind_to_first_message_leaves_empty_conversation(db: SessionDB) -> None:
-    ids = talk(db, "s", "a", "b")
+    ids = create_conversation(db, "s", "a", "b")
     result = db.rewind_to_message("s", ids[0])
     assert (result["rewound_count"], result["new_head_id"], contents(db, "s")) == (2, None, [])
     assert db.get_messages_as_conversation("s") == []
 
 
 def test_conversation_continues_after_rewind(db: SessionDB) -> None:
-    ids = talk(db, "s", "a", "b", "c", "d")
+    ids = create_conversation(db, "s", "a", "b", "c", "d")
     db.rewind_to_message("s", ids[2])
     db.append_message("s", "user", "C")
     assert contents(db, "s") == ["a", "b", "C"]
 
 
 def test_rewind_requires_user_message_of_same_session(db: SessionDB) -> None:
-    ids = talk(db, "s", "a", "b")
+    ids = create_conversation(db, "s", "a", "b")
     tool = db.append_message("s", "tool", "t", tool_call_id="c")
-    [other] = talk(db, "other", "x")
+    [other] = create_conversation(db, "other", "x")
     for target in (ids[1], tool, other, 999_999, 0, -1):
         with pytest.raises(ValueError, match=r"\w"):
             db.rewind_to_message("s", target)
@@ -635,7 +642,7 @@ def test_rewind_requires_user_message_of_same_session(db: SessionDB) -> None:
 
 
 def test_rewind_after_compaction_restores_no_old_row(db: SessionDB) -> None:
-    ids = talk(db, "s", "a", "b", "c", "d")
+    ids = create_conversation(db, "s", "a", "b", "c", "d")
     db.archive_and_compact("s", [*SUMMARY, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}])
     db.append_message("s", "user", "e")
     result = db.rewind_to_message("s", ids[2])
@@ -646,7 +653,7 @@ def test_rewind_after_compaction_restores_no_old_row(db: SessionDB) -> None:
 
 
 def test_rewind_into_compacted_part_restores_original_rows(db: SessionDB) -> None:
-    ids = talk(db, "s", "a", "b", "c", "d", "e")
+    ids = create_conversation(db, "s", "a", "b", "c", "d", "e")
     db.archive_and_compact("s", [*SUMMARY, {"role": "user", "content": "e"}])
     db.rewind_to_message("s", ids[2])
     db.append_message("s", "user", "C")
@@ -665,7 +672,7 @@ def test_transcript_and_model_view_stay_consistent_property(
 ) -> None:
     db = SessionDB(":memory:")
     db.create_session("s", "cli")
-    session, said, told_by = "s", list[str](), dict[str, set[str]]()
+    session, contents, told_by = "s", list[str](), dict[str, set[str]]()
     ids: list[int] = []
     for number, (kind, choice) in enumerate(changes):
         new: list[dict[str, Any]] = []
@@ -676,38 +683,40 @@ def test_transcript_and_model_view_stay_consistent_property(
             new = [{"role": "assistant", "content": f"calls {number}", "tool_calls": [call(id) for id in calls]}]
             new += [{"role": "tool", "content": id, "tool_call_id": id} for id in calls]
         elif kind == "compact":
-            seen = db.get_messages_as_conversation(session)
-            start = min(choice % 5, len(seen))
-            end = max(start, len(seen) - choice // 5)
-            middle = [message["content"] for message in seen[start:end]]
+            messages = db.get_messages_as_conversation(session)
+            start = min(choice % 5, len(messages))
+            end = max(start, len(messages) - choice // 5)
+            middle = [message["content"] for message in messages[start:end]]
             summary = f"summary {number}"
-            told_by[summary] = {text for one in middle for text in told_by.get(one, {one})}
-            db.archive_and_compact(session, [*seen[:start], {"role": "user", "content": summary}, *seen[end:]])
+            told_by[summary] = {text for content in middle for text in told_by.get(content, {content})}
+            db.archive_and_compact(session, [*messages[:start], {"role": "user", "content": summary}, *messages[end:]])
         elif kind == "rewind":
             rows = db.get_messages(session)
             if users := [at for at, row in enumerate(rows) if row["role"] == "user"]:
                 at = users[choice % len(users)]
                 db.rewind_to_message(session, rows[at]["id"])
-                said, ids = said[:at], ids[:at]
+                contents, ids = contents[:at], ids[:at]
         elif kind == "fork":
             rows = db.get_messages(session)
             at = choice % len(rows) if rows else None
             session = db.fork_session(session, at_message_id=None if at is None else rows[at]["id"])
             while at is not None and at + 1 < len(rows) and rows[at + 1]["role"] == "tool":
                 at += 1
-            said = said[: 0 if at is None else at + 1]
+            contents = contents[: 0 if at is None else at + 1]
             ids = [row["id"] for row in db.get_messages(session)]
         ids += [db.append_message(session, **message) for message in new]
-        said += [message["content"] for message in new]
-        shown = db.get_messages(session)
-        assert ([row["content"] for row in shown], [row["id"] for row in shown]) == (said, ids)
-        assert db.get_session(session)["message_count"] == len(said)
+        contents += [message["content"] for message in new]
+        visible_rows = db.get_messages(session)
+        assert ([row["content"] for row in visible_rows], [row["id"] for row in visible_rows]) == (contents, ids)
+        assert db.get_session(session)["message_count"] == len(contents)
         everything = [row["content"] for row in db.get_messages(session, include_inactive=True)]
         assert len(everything) == len(set(everything))
-        seen = [message["content"] for message in db.get_messages_as_conversation(session)]
-        assert [text for text in seen if text not in told_by] == [text for text in said if text in set(seen)]
-        covered = [text for one in seen for text in told_by.get(one, {one})]
-        assert sorted(covered) == sorted(said)
+        messages = [message["content"] for message in db.get_messages_as_conversation(session)]
+        assert [text for text in messages if text not in told_by] == [
+            text for text in contents if text in set(messages)
+        ]
+        covered = [text for content in messages for text in told_by.get(content, {content})]
+        assert sorted(covered) == sorted(contents)
     assert db.check(deep=True) == []
     db.close()
 
@@ -716,13 +725,13 @@ def test_rewind_hides_later_compaction_summary(db: SessionDB) -> None:
     db.create_session("s", "cli", base_id="api-1")
     for number in range(1, 11):
         db.append_message("s", "user" if number % 2 else "assistant", f"word{number}")
-    said = db.get_messages_as_conversation("s")
-    db.archive_and_compact("s", [*said[:4], {"role": "user", "content": "a summary"}, *said[8:]])
+    messages = db.get_messages_as_conversation("s")
+    db.archive_and_compact("s", [*messages[:4], {"role": "user", "content": "a summary"}, *messages[8:]])
     target = next(row for row in db.get_messages("s") if row["content"] == "word3")
     db.rewind_to_message("s", target["id"])
     assert [row["content"] for row in db.get_messages("s")] == ["word1", "word2"]
-    found = [n for n in range(1, 11) if db.search_messages(f"word{n}")]
-    assert found == [1, 2]
+    numbers = [n for n in range(1, 11) if db.search_messages(f"word{n}")]
+    assert numbers == [1, 2]
     history = [{"role": "user", "content": "word1"}, {"role": "assistant", "content": "word2"}]
     assert db.bind_session("api-1", history) == "s"
 
@@ -733,8 +742,8 @@ def test_compaction_matches_repeated_rows_correctly(db: SessionDB) -> None:
         db.append_message("s", role, text)
         for role, text in zip(("user", "assistant") * 2, ("yes", "A", "yes", "B"), strict=True)
     ]
-    said = db.get_messages_as_conversation("s")
-    db.archive_and_compact("s", [{"role": "user", "content": "a summary"}, *said[2:]])
+    messages = db.get_messages_as_conversation("s")
+    db.archive_and_compact("s", [{"role": "user", "content": "a summary"}, *messages[2:]])
     db.rewind_to_message("s", ids[2])
     assert {hit["id"] for hit in db.search_messages("yes OR A OR B")} == set(ids[:2])
 
@@ -748,7 +757,7 @@ def test_compaction_matches_repeated_rows_correctly(db: SessionDB) -> None:
     ],
     ids=["nan", "list as id", "deeply nested"],
 )
-def test_odd_content_is_readable(db: SessionDB, fields: dict[str, Any]) -> None:
+def test_unusual_content_is_readable(db: SessionDB, fields: dict[str, Any]) -> None:
     if not fields:
         value: Any = 1
         for _ in range(5000):

@@ -25,7 +25,7 @@ from hermes.store.sqlite.maintenance import repair
 from hermes.store.stores import Store, open_store, path_of, store_at
 from support.engines import execute, new_database
 
-from .conftest import talk
+from .conftest import create_conversation
 from .full_store import everything, fill
 from .tools import PATIENCE_S, start, url
 
@@ -124,7 +124,7 @@ def test_every_table_is_moved_but_leases(tmp_path: Path, postgres_database: str)
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["to postgres", "to sqlite"])
-def test_counters_go_on_behind_what_was_given_out(
+def test_migrated_counters_continue_after_used_ids(
     source_url: str, postgres_database: str, sqlite_url: str, back: bool
 ) -> None:
     move(source_url, postgres_database)
@@ -146,7 +146,7 @@ def test_counters_go_on_behind_what_was_given_out(
         uses = [store.responses.engine.write(lambda tx: tx.next_value("response_use")) for store in (old, new)]
         assert tokens[1] >= tokens[0] and uses[1] >= uses[0]
         newest = new.engine.read(lambda tx: tx.value("SELECT max(rowid) FROM runs"))
-        talk(new.sessions, "later", "a")
+        create_conversation(new.sessions, "later", "a")
         change_runs = "INSERT INTO runs (run_id, owner, kind, session_id, source, holder, status, created_at, updated_at, spec) VALUES ('r', 'o', 'run', 's', 'x', 'h', 'queued', 1, 1, '{}')"
         new.engine.write(lambda tx: tx.execute(change_runs))
         assert new.engine.read(lambda tx: tx.value("SELECT rowid FROM runs WHERE run_id = 'r'")) > newest
@@ -156,7 +156,7 @@ def test_text_that_postgres_cannot_hold_is_replaced_and_verified(tmp_path: Path,
     (tmp_path / "source").mkdir()
     address = url(tmp_path / "source" / "state.db")
     with closing(open_store(address)) as store:
-        talk(store.sessions, "s", "plain")
+        create_conversation(store.sessions, "s", "plain")
     with closing(sqlite3.connect(tmp_path / "source" / "state.db")) as raw, raw:
         raw.execute("UPDATE messages SET reasoning = 'a' || char(0) || 'b'")
     move(address, postgres_database)
@@ -252,11 +252,11 @@ def test_sessions_made_or_deleted_between_two_parts_start_over(
     target = postgres_database if to == "postgres" else sqlite_url
     if before == "lost":
         with closing(open_store(source_url)) as store:
-            talk(store.sessions, "gone", "a")
+            create_conversation(store.sessions, "gone", "a")
     interrupt_at(source_url, target, "sessions")
     with closing(open_store(source_url)) as store:
         if before == "new":
-            talk(store.sessions, "0-first", "a", "b")
+            create_conversation(store.sessions, "0-first", "a", "b")
         else:
             store.sessions.delete_session("gone")
     assert move(source_url, target).is_continued
@@ -307,7 +307,7 @@ def test_changed_row_is_noticed(
 
 def test_target_with_other_rows_is_refused(source_url: str, postgres_database: str) -> None:
     with closing(open_store(postgres_database)) as store:
-        talk(store.sessions, "other", "mine")
+        create_conversation(store.sessions, "other", "mine")
     with pytest.raises(TargetNotEmpty, match="sessions, messages"):
         move(source_url, postgres_database)
     with closing(open_store(postgres_database)) as store:
@@ -324,7 +324,7 @@ def test_target_that_was_only_opened_is_empty(source_url: str, postgres_database
 def test_target_used_since_is_not_overwritten(source_url: str, postgres_database: str) -> None:
     move(source_url, postgres_database)
     with closing(open_store(postgres_database)) as store:
-        talk(store.sessions, "since", "new")
+        create_conversation(store.sessions, "since", "new")
     with pytest.raises(TargetNotEmpty):
         move(source_url, postgres_database)
     with closing(open_store(postgres_database)) as store:
@@ -406,7 +406,7 @@ def test_addresses_that_cannot_be_moved_are_refused(source_url: str, tmp_path: P
 
 def test_batches_are_bounded_by_bytes(source_url: str, postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def add(store: Store) -> None:
-        talk(store.sessions, "big", *(f"{number} " + "x" * 100_000 for number in range(50)))
+        create_conversation(store.sessions, "big", *(f"{number} " + "x" * 100_000 for number in range(50)))
 
     with closing(open_store(source_url)) as store:
         add(store)
@@ -444,7 +444,7 @@ def test_memory_does_not_grow_with_the_store(tmp_path: Path, postgres_url: str) 
         (folder / "back").mkdir(parents=True)
         source, back = url(folder / "state.db"), url(folder / "back" / "state.db")
         with closing(open_store(source)) as store:
-            talk(store.sessions, "s", "first")
+            create_conversation(store.sessions, "s", "first")
             store.engine.write(partial(add_messages, count=count))
         with new_database(postgres_url) as server:
             for addresses in ((source, server), (server, back)):

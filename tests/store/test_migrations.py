@@ -131,9 +131,9 @@ def test_failed_migration_step_is_rolled_back(path: Path) -> None:
         except StoreError as error:
             print(json.dumps(error.message))
     """
-    said = finish(next_program(path, body))
-    assert said != "it worked"
-    assert said.endswith(".")
+    output = finish(next_program(path, body))
+    assert output != "it worked"
+    assert output.endswith(".")
     assert whole_step(path) == LATEST
     with contextlib.closing(SessionDB(path)) as db:
         assert len(texts(db, "s")) == 20
@@ -249,7 +249,7 @@ def compacted(path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("session", "shown", "seen"),
+    ("session", "expected", "names"),
     [
         (
             "twice",
@@ -262,20 +262,20 @@ def compacted(path: Path) -> Path:
     ],
 )
 def test_migration_deduplicates_rows_of_older_compaction(
-    compacted: Path, session: str, shown: list[str], seen: list[str]
+    compacted: Path, session: str, expected: list[str], names: list[str]
 ) -> None:
     first = {text: row_id for row_id, text in look(compacted, "SELECT min(id), content FROM messages GROUP BY content")}
     with contextlib.closing(SessionDB(compacted)) as db:
-        assert texts(db, session) == shown
+        assert texts(db, session) == expected
         if session != "fork":
-            assert [row["id"] for row in db.get_messages(session)] == [first[text] for text in shown]
-        assert [message["content"] for message in db.get_messages_as_conversation(session)] == seen
-        assert db.get_session(session)["message_count"] == len(shown)
+            assert [row["id"] for row in db.get_messages(session)] == [first[text] for text in expected]
+        assert [message["content"] for message in db.get_messages_as_conversation(session)] == names
+        assert db.get_session(session)["message_count"] == len(expected)
         everything = [row["id"] for row in db.get_messages(session, include_inactive=True) if not row["model_only"]]
         taken_back = ["u15", "a16"] if session == "rewound" else []
-        assert len(everything) == len(shown) + len(taken_back)
+        assert len(everything) == len(expected) + len(taken_back)
         db.append_message(session, "user", "more")
-        assert [message["content"] for message in db.get_messages_as_conversation(session)] == [*seen, "more"]
+        assert [message["content"] for message in db.get_messages_as_conversation(session)] == [*names, "more"]
         assert len(db.search_messages("u7")) == 2  # of the session and of its fork
         assert db.check(deep=True) == []
 

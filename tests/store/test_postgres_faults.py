@@ -26,7 +26,7 @@ from hermes.store.postgres.engine import PostgresEngine
 from hermes.store.stores import Store, open_store
 from support.engines import execute
 
-from .conftest import talk
+from .conftest import create_conversation
 
 SURELY_S = 60.0
 
@@ -59,7 +59,7 @@ def connection_count(engine: PostgresEngine) -> int:
 
 
 @pytest.mark.parametrize("fault", ["restart", "kill"])
-def test_server_that_comes_back_loses_and_doubles_nothing(
+def test_server_restart_neither_loses_nor_repeats_events(
     own_postgres: Server, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads and a loop append rows without a key; what was acknowledged is there, and nothing twice."""
@@ -166,17 +166,17 @@ def test_server_that_hangs_is_given_up(own_postgres: Server, monkeypatch: pytest
         async def use() -> None:
             await engine.submit_write(note("before"))
             with stopped(own_postgres):
-                began = time.monotonic()
-                for asked in (
+                started_at = time.monotonic()
+                for operation in (
                     engine.check(),
                     engine.read_soon(value("before")),
                     engine.submit_write(note("during")),
                     asyncio.to_thread(engine.read, value("before")),
                 ):
                     with pytest.raises(StoreUnreachable):
-                        await asked
+                        await operation
                 # Each waits for an answer on a connection it has, and then for a new connection.
-                assert time.monotonic() - began < 4 * (limits.PG_CONNECT_S_MAX + 3)
+                assert time.monotonic() - started_at < 4 * (limits.PG_CONNECT_S_MAX + 3)
             assert await engine.read_soon(value("before")) == ""
             await engine.check()
 
@@ -184,7 +184,9 @@ def test_server_that_hangs_is_given_up(own_postgres: Server, monkeypatch: pytest
         asyncio.run(use())
 
 
-def test_slow_reads_of_a_server_that_is_away_are_told_so(own_postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_reads_of_an_unreachable_server_are_reported(
+    own_postgres: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine_module, "SLOW_READ_S_MAX", 0.5)
     with closing(open_store(own_postgres.url)) as store:
 
@@ -303,7 +305,7 @@ def test_prepared_statement_survives_a_changed_table(engine: PostgresEngine) -> 
         execute(engine.url, "ALTER TABLE hermes.state_meta DROP COLUMN more")
 
 
-def test_conflict_without_end_is_told(engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_conflict_is_reported(engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "PG_RETRY_WAIT_S_MAX", 0.01)
     runs = 0
 
@@ -348,7 +350,7 @@ async def test_connection_of_a_cancelled_read_is_not_used_again(engine: Postgres
         assert answers == list(range(8))
 
 
-async def test_loop_that_ends_in_the_middle_of_writes_leaves_nothing_half(engine: PostgresEngine) -> None:
+async def test_loop_closed_during_writes_leaves_no_partial_write(engine: PostgresEngine) -> None:
     def run() -> None:
         async def main() -> None:
             for index in range(20):
@@ -363,24 +365,22 @@ async def test_loop_that_ends_in_the_middle_of_writes_leaves_nothing_half(engine
     assert engine.read(lambda tx: tx.value("SELECT 1")) == 1
 
 
-async def test_exhausted_pool_is_waited_for_and_then_told(
-    engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_exhausted_pool_times_out_with_an_error(engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = [engine.read_soon(lambda tx: tx.value("SELECT pg_sleep(0.1)")) for _ in range(2 * limits.PG_POOL_MAX)]
     await asyncio.gather(*waits)
     monkeypatch.setattr(engine_module, "BUSY_S_MAX", 0.1)
-    held = [
+    tasks = [
         asyncio.create_task(engine.read_soon(lambda tx: tx.value("SELECT pg_sleep(1)")))
         for _ in range(limits.PG_POOL_MAX)
     ]
     await asyncio.sleep(0)  # each has its connection
     with pytest.raises(StoreBusy, match="in use"):
         await engine.read_soon(lambda tx: tx.value("SELECT 1"))
-    await asyncio.gather(*held)
+    await asyncio.gather(*tasks)
     assert await engine.read_soon(lambda tx: tx.value("SELECT 1")) == 1
 
 
-def test_exhausted_threads_are_told(engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_threads_are_reported(engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "BUSY_S_MAX", 0.1)
     meet, end = threading.Barrier(limits.PG_THREAD_POOL_MAX + 1), threading.Event()
 
@@ -389,12 +389,12 @@ def test_exhausted_threads_are_told(engine: PostgresEngine, monkeypatch: pytest.
         end.wait(SURELY_S)
 
     with ThreadPoolExecutor(limits.PG_THREAD_POOL_MAX) as pool:
-        held = [pool.submit(engine.read, hold) for _ in range(limits.PG_THREAD_POOL_MAX)]
+        jobs = [pool.submit(engine.read, hold) for _ in range(limits.PG_THREAD_POOL_MAX)]
         meet.wait(SURELY_S)
         with pytest.raises(StoreBusy, match="in use"):
             engine.read(value("x"))
         end.set()
-        for job in held:
+        for job in jobs:
             job.result(SURELY_S)
     engine.read(value("x"))
 
@@ -419,7 +419,7 @@ def test_loops_side_by_side_have_connections_of_their_own(engine: PostgresEngine
     assert results == [[number] * 30 for number in range(4)]
 
 
-def test_forked_process_is_refused_and_the_parent_goes_on(engine: PostgresEngine) -> None:
+def test_forked_process_is_refused_and_the_parent_continues(engine: PostgresEngine) -> None:
     engine.read(value("x"))
     receive, send = Pipe(duplex=False)
     if (pid := os.fork()) == 0:
@@ -472,7 +472,7 @@ async def test_replaced_text_on_a_loop(engine: PostgresEngine) -> None:
 
 def test_replaced_text_in_every_part_of_a_message(postgres_store: Store) -> None:
     bad = "x\x00\ud800y"
-    talk(postgres_store.sessions, "s", bad, bad, title=None, model=bad, instructions=bad, user_id=bad)
+    create_conversation(postgres_store.sessions, "s", bad, bad, title=None, model=bad, instructions=bad, user_id=bad)
     call = {"id": bad, "type": "function", "function": {"name": bad, "arguments": bad}}
     postgres_store.sessions.append_message("s", "assistant", [{"type": "text", "text": bad}], tool_calls=[call])
     postgres_store.sessions.append_message("s", "tool", bad, tool_call_id=bad, tool_name=bad)

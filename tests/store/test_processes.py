@@ -220,14 +220,14 @@ def test_lease_has_one_holder_across_processes_and_threads(durable_url: str, tmp
     wanted = 4
     results = together(TAKERS, durable_url, tmp_path / "witness", THREADS, wanted, sessions)
     assert [failures for _, failures in results] == [[], []]
-    taken = [tuple(entry) for entries, _ in results for entry in entries]
-    assert len(taken) == 2 * THREADS * wanted
-    assert len(set(taken)) == len(taken), "a token was given twice"
+    entries = [tuple(entry) for entries, _ in results for entry in entries]
+    assert len(entries) == 2 * THREADS * wanted
+    assert len(set(entries)) == len(entries), "a token was given twice"
     with contextlib.closing(open_store(durable_url)) as store:
         for number in range(sessions):
-            said = texts(store.sessions, f"s{number}")
-            tokens = sorted(token for session, token in taken if session == f"s{number}")
-            assert said == [f"{word} {token}" for token in tokens for word in ("in", "out")]
+            stored = texts(store.sessions, f"s{number}")
+            tokens = sorted(token for session, token in entries if session == f"s{number}")
+            assert stored == [f"{word} {token}" for token in tokens for word in ("in", "out")]
 
 
 HOLDER = """
@@ -278,9 +278,9 @@ def test_stopped_process_keeps_lease(store: Any, path: Path) -> None:
 
 
 def test_lease_of_reused_pid_expires(store: Any) -> None:
-    host, pid, begun = this_process().rsplit(":", 2)
+    host, pid, started_at = this_process().rsplit(":", 2)
     assert (host, pid) == (socket.gethostname(), str(os.getpid()))
-    earlier = f"{host}:{pid}:{float(begun) - 1:.2f}"
+    earlier = f"{host}:{pid}:{float(started_at) - 1:.2f}"
     first = store.leases.acquire("session:s", earlier, 3600)
     assert store.leases.acquire("session:s", this_process(), 3600) == first + 1
 
@@ -339,9 +339,9 @@ def test_idempotency_key_and_job_claims_across_processes(store: Any, path: Path)
     assert [failures for _, _, failures in results] == [[], []]
     states = [state for entry, _, _ in results for state in entry]
     assert (states.count("new"), states.count("running")) == (10, 150)
-    given = [job for _, entry, _ in results for job in entry]
-    assert len(given) == 30
-    assert set(given) == ids
+    claimed = [job for _, entry, _ in results for job in entry]
+    assert len(claimed) == 30
+    assert set(claimed) == ids
 
 
 # ---- reading only
@@ -368,13 +368,13 @@ def test_reader_sees_commits_of_other_process(path: Path) -> None:
     try:
         program.stdout.readline()
         with contextlib.closing(SessionDB(path, read_only=True)) as db:
-            seen = 0
+            count = 0
             for line in program.stdout:
-                found = texts(db, "s")
-                assert len(found) >= int(line)
-                assert len(found) >= seen
-                assert found == [str(number) for number in range(1, len(found) + 1)]
-                seen = len(found)
+                stored = texts(db, "s")
+                assert len(stored) >= int(line)
+                assert len(stored) >= count
+                assert stored == [str(number) for number in range(1, len(stored) + 1)]
+                count = len(stored)
                 if int(line) == 200:
                     break
             assert db.get_session("s")["message_count"] == 200
@@ -420,7 +420,7 @@ def test_read_only_open_changes_nothing(path: Path) -> None:
     before = contents(path.parent)
     with contextlib.closing(SessionDB(path, read_only=True)) as db:
         assert texts(db, "s") == ["hello"]
-        assert [found["id"] for found in db.search_messages("hello")]
+        assert [hit["id"] for hit in db.search_messages("hello")]
     assert contents(path.parent) == before
 
 

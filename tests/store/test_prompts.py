@@ -26,7 +26,7 @@ from .tools import Turn, look, raw, side, url
 PROMPT = "You are an assistant of many words. " * 100
 
 
-def kept(store: Store) -> list[str]:
+def stored_prompts(store: Store) -> list[str]:
     return store.engine.read(lambda tx: [row[0] for row in tx.rows("SELECT text FROM prompts ORDER BY text")])
 
 
@@ -43,41 +43,41 @@ def stored_bytes(store: Store, table: str) -> int:
 def test_system_prompt_is_stored_once_for_all_sessions(store: Store) -> None:
     for number in range(20):
         store.sessions.create_session(f"s{number}", "api_server", system_prompt=PROMPT)
-    assert kept(store) == [PROMPT]
+    assert stored_prompts(store) == [PROMPT]
     assert stored_bytes(store, "sessions") < 20 * 500
     for number in range(20):
-        found = store.sessions.get_session(f"s{number}")
-        assert found is not None and found["system_prompt"] == PROMPT
+        session = store.sessions.get_session(f"s{number}")
+        assert session is not None and session["system_prompt"] == PROMPT
         exported = store.sessions.export_session(f"s{number}")
         assert exported is not None and exported["system_prompt"] == PROMPT
     fork = store.sessions.get_session(store.sessions.fork_session("s1"))
     assert fork is not None and fork["system_prompt"] == PROMPT
-    assert kept(store) == [PROMPT]
+    assert stored_prompts(store) == [PROMPT]
 
 
-def test_known_prompt_is_put_while_another_transaction_holds_it(postgres_store: Store, postgres_schema: str) -> None:
+def test_known_prompt_does_not_wait_for_a_row_lock(postgres_store: Store, postgres_schema: str) -> None:
     postgres_store.sessions.create_session("s1", "api_server", system_prompt=PROMPT)
     with psycopg.connect(postgres_schema) as connection:
         connection.execute("SELECT 1 FROM hermes.prompts FOR UPDATE")
         with ThreadPoolExecutor() as pool:
-            made = pool.submit(postgres_store.sessions.create_session, "s2", "api_server", system_prompt=PROMPT)
+            future = pool.submit(postgres_store.sessions.create_session, "s2", "api_server", system_prompt=PROMPT)
             try:
-                made.result(timeout=5)
+                future.result(timeout=5)
             finally:
                 connection.rollback()
-    assert kept(postgres_store) == [PROMPT]
+    assert stored_prompts(postgres_store) == [PROMPT]
 
 
 def test_system_prompt_is_filled_once_and_updated_explicitly(store: Store) -> None:
     store.sessions.create_session("s", "cli")
-    for given, shown in (("first", "first"), ("second", "first")):
-        store.sessions.create_session("s", "cli", system_prompt=given)
-        found = store.sessions.get_session("s")
-        assert found is not None and found["system_prompt"] == shown
-    for given in ("third", None, "third"):
-        store.sessions.update_session("s", system_prompt=given)
-        found = store.sessions.get_session("s")
-        assert found is not None and found["system_prompt"] == given
+    for prompt, expected in (("first", "first"), ("second", "first")):
+        store.sessions.create_session("s", "cli", system_prompt=prompt)
+        session = store.sessions.get_session("s")
+        assert session is not None and session["system_prompt"] == expected
+    for prompt in ("third", None, "third"):
+        store.sessions.update_session("s", system_prompt=prompt)
+        session = store.sessions.get_session("s")
+        assert session is not None and session["system_prompt"] == prompt
 
 
 @pytest.mark.parametrize("instructions", [None, "", "Be kind.", PROMPT, "half \ud83d of a pair"])
@@ -85,11 +85,11 @@ def test_run_instructions_are_deduplicated(store: Store, instructions: str | Non
     specs = [RunSpec("hi", "s", instructions=instructions) for _ in range(5)]
     for spec in specs:
         store.runs.create(spec)
-    shown = instructions.replace("\ud83d", "\ufffd") if instructions else instructions
-    assert kept(store) == ([shown] if shown else [])
+    expected = instructions.replace("\ud83d", "\ufffd") if instructions else instructions
+    assert stored_prompts(store) == ([expected] if expected else [])
     assert stored_bytes(store, "runs") < 5 * 700
-    found = [*store.runs.list(), *store.runs.unfinished(), store.runs.get(specs[0].run_id)]
-    assert [record.spec.instructions for record in found if record is not None] == [shown] * 11
+    records = [*store.runs.list(), *store.runs.unfinished(), store.runs.get(specs[0].run_id)]
+    assert [record.spec.instructions for record in records if record is not None] == [expected] * 11
     assert len(store.runs.page(owner=None, limit=10)[0]) == 5
 
 
@@ -120,12 +120,12 @@ def test_unused_prompts_are_removed(store: Store, tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     age(store)
     store.engine.write(lambda tx: prompts.put(tx, "of before"))
-    done = sweep_if_due(store, config.load(Home(tmp_path / "config"), environ={}))
-    assert done is not None and done["prompts"] == 2
-    assert kept(store) == sorted(["of a session", "of a changed session", "of a run", "of before"])
+    report = sweep_if_due(store, config.load(Home(tmp_path / "config"), environ={}))
+    assert report is not None and report["prompts"] == 2
+    assert stored_prompts(store) == sorted(["of a session", "of a changed session", "of a run", "of before"])
     age(store)
     assert store.sessions.remove_unused_prompts() == 1
-    assert "of before" not in kept(store)
+    assert "of before" not in stored_prompts(store)
 
 
 def age(store: Store) -> None:
@@ -139,15 +139,15 @@ def test_prompt_reused_during_cleanup_is_kept(store: Store, monkeypatch: pytest.
     look_for = SessionDB._unused
 
     def use_meanwhile(self: SessionDB, before: float) -> list[str]:
-        found = look_for(self, before)
-        assert len(found) == 1
+        unused = look_for(self, before)
+        assert len(unused) == 1
         store.sessions.create_session("s", "cli", system_prompt=PROMPT)
-        return found
+        return unused
 
     monkeypatch.setattr(SessionDB, "_unused", use_meanwhile)
     assert store.sessions.remove_unused_prompts() == 0
-    found = store.sessions.get_session("s")
-    assert found is not None and found["system_prompt"] == PROMPT
+    session = store.sessions.get_session("s")
+    assert session is not None and session["system_prompt"] == PROMPT
 
 
 def test_migration_keeps_prompts_of_sessions_and_runs(tmp_path: Path) -> None:
@@ -171,16 +171,16 @@ def test_migration_keeps_prompts_of_sessions_and_runs(tmp_path: Path) -> None:
             (spec.run_id, json.dumps(spec.stored())),
         )
     with closing(open_store(url(path))) as store:
-        shown = {one: store.sessions.get_session(one) for one in sessions}
-        assert {one: row and row["system_prompt"] for one, row in shown.items()} == sessions
-        assert {one: row and row["prompt_digest"] for one, row in shown.items()} == {
-            one: f"digest of {one}" for one in sessions
+        rows = {session: store.sessions.get_session(session) for session in sessions}
+        assert {session: row and row["system_prompt"] for session, row in rows.items()} == sessions
+        assert {session: row and row["prompt_digest"] for session, row in rows.items()} == {
+            session: f"digest of {session}" for session in sessions
         }
-        assert kept(store) == sorted({PROMPT, "Another."})
+        assert stored_prompts(store) == sorted({PROMPT, "Another."})
         record = store.runs.get(spec.run_id)
         assert record is not None and record.spec == spec
         assert store.sessions.remove_unused_prompts() == 0
         # What is said now is known by the same hash.
         store.sessions.create_session("new", "cli", system_prompt=PROMPT)
-        assert len(kept(store)) == 2
+        assert len(stored_prompts(store)) == 2
     assert "system_prompt" not in {row[1] for row in look(path, "PRAGMA table_info(sessions)")}

@@ -22,7 +22,7 @@ from hermes.store.sign_ins import SignIns
 from hermes.store.stores import Store, open_store
 from hermes.store.usage_days import UsageDays
 
-from .conftest import talk
+from .conftest import create_conversation
 from .tools import Turn, look, raw, url
 
 PARTS: dict[str, Any] = {
@@ -71,9 +71,9 @@ RUN_FILTERS = options(
 
 
 def run_id(store: Store) -> str:
-    found = store.runs.newest("s1")
-    assert found is not None
-    return found
+    record = store.runs.newest("s1")
+    assert record is not None
+    return record
 
 
 def run_page(filters: dict[str, Any]) -> Read:
@@ -87,13 +87,17 @@ def run_page(filters: dict[str, Any]) -> Read:
 QUICK: dict[str, list[Read]] = {
     "sessions.get_session": [lambda s: s.sessions.get_session("s1")],
     "sessions.list_sessions": [
-        lambda s, given={**filters, **page}: s.sessions.list_sessions(**given)
+        lambda s, filters={**filters, **page}: s.sessions.list_sessions(**filters)
         for filters in SESSION_FILTERS
         for page in SESSION_PAGES
     ],
-    "sessions.count_sessions": [lambda s, given=given: s.sessions.count_sessions(**given) for given in SESSION_FILTERS],
+    "sessions.count_sessions": [
+        lambda s, filters=params: s.sessions.count_sessions(**filters) for params in SESSION_FILTERS
+    ],
     "sessions.session_page": [
-        lambda s, given={**filters, **page}: s.sessions.session_page(**{"cursor": None, **given}, limit=51, offset=0)
+        lambda s, filters={**filters, **page}: s.sessions.session_page(
+            **{"cursor": None, **filters}, limit=51, offset=0
+        )
         for filters in SESSION_FILTERS
         if "session_key" not in filters
         for page in SESSION_PAGES
@@ -101,8 +105,8 @@ QUICK: dict[str, list[Read]] = {
     "sessions.message_page": [lambda s: s.sessions.message_page("s1", limit=5, order="desc")],
     "sessions.around_sessions": [lambda s: s.sessions.around_sessions(["s1", "s2"])],
     "sessions.get_messages": [
-        lambda s, given=given: s.sessions.get_messages("s1", **given)
-        for given in options(
+        lambda s, options=window: s.sessions.get_messages("s1", **options)
+        for window in options(
             include_inactive=(False, True),
             limit=(None, 5),
             before_id=(None, 9),
@@ -129,8 +133,8 @@ QUICK: dict[str, list[Read]] = {
     "runs.row": [lambda s: s.runs.row("r", 1)],
     "runs.get": [lambda s: s.runs.get("r")],
     "runs.list": [
-        lambda s, given=given: s.runs.list(**given)
-        for given in options(
+        lambda s, options=filters: s.runs.list(**options)
+        for filters in options(
             owner=(None, "default"),
             session_id=(None, "s1"),
             status=(None, "failed"),
@@ -139,7 +143,7 @@ QUICK: dict[str, list[Read]] = {
         )
     ],
     "runs.newest": [lambda s: s.runs.newest("s1")],
-    "runs.page": [run_page(given) for given in RUN_FILTERS],
+    "runs.page": [run_page(filters) for filters in RUN_FILTERS],
     "runs.unfinished": [lambda s: s.runs.unfinished(), lambda s: s.runs.unfinished("s1")],
     "runs.carrier": [lambda s: s.runs.carrier(run_id(s))],
     "runs.controlled": [lambda s: s.runs.controlled(["r", "q"])],
@@ -191,50 +195,52 @@ SLOW: dict[str, list[Read]] = {
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """Sessions of one owner and a few of another; with statistics, the planner knows that."""
     folder = tmp_path_factory.mktemp("home")
-    with contextlib.closing(open_store(url(folder / "state.db"))) as made:
+    with contextlib.closing(open_store(url(folder / "state.db"))) as store:
         for n in range(200):
-            talk(made.sessions, f"s{n}", "hi", "hello", title=f"title {n}")
+            create_conversation(store.sessions, f"s{n}", "hi", "hello", title=f"title {n}")
         for n in range(3):
-            talk(made.sessions, f"g{n}", "hi", owner="guest")
+            create_conversation(store.sessions, f"g{n}", "hi", owner="guest")
         for session_id, owner in [*((f"s{n % 12}", "default") for n in range(60)), ("g1", "guest")]:
-            turn = Turn(made, session_id, owner=owner)
+            turn = Turn(store, session_id, owner=owner)
             turn.begin()
             turn.complete("m", "Noon.")
             turn.end()
-        made.responses.put("resp_1", {"response": {"status": "completed"}, "conversation_history": []})
+        store.responses.put("resp_1", {"response": {"status": "completed"}, "conversation_history": []})
     if request.param == "analyzed":
         for name in ("state.db", "response_store.db"):
             with raw(folder / name) as db:
                 db.execute("ANALYZE")
-    with contextlib.closing(open_store(url(folder / "state.db"))) as made:
-        yield made
+    with contextlib.closing(open_store(url(folder / "state.db"))) as store:
+        yield store
 
 
 def statements(store: Store, read: Read) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
     """What a read asks of the databases, by quick readers and by slow ones."""
     quick: list[tuple[Path, str]] = []
     slow: list[tuple[Path, str]] = []
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         for engine in (store.engine, store.responses.engine):
             assert engine.path is not None
-            for readers, seen in ((engine._readers, quick), (engine._slow_readers, slow)):
+            for readers, statements in ((engine._readers, quick), (engine._slow_readers, slow)):
                 with readers.connection():  # there is an idle one from here on
                     pass
                 [connection] = readers.idle
 
-                def note(sql: str, seen: list[tuple[Path, str]] = seen, path: Path = engine.path) -> None:
-                    seen.append((path, sql))
+                def note(sql: str, recorded: list[tuple[Path, str]] = statements, path: Path = engine.path) -> None:
+                    recorded.append((path, sql))
 
                 connection.set_trace_callback(note)
-                held.callback(connection.set_trace_callback, None)
+                stack.callback(connection.set_trace_callback, None)
         read(store)
-    return tuple([one for one in seen if one[1].startswith(("SELECT", "WITH"))] for seen in (quick, slow))  # type: ignore[return-value]
+    return tuple(
+        [statement for statement in group if statement[1].startswith(("SELECT", "WITH"))] for group in (quick, slow)
+    )  # type: ignore[return-value]
 
 
 def faults(path: Path, sql: str) -> list[str]:
     """What of a statement's plan grows with the database."""
     plan = [row[3] for row in look(path, f"EXPLAIN QUERY PLAN {sql}")]
-    scanned = [line for line in plan if (found := re.match(r"SCAN (\w+)", line)) and found[1] in LARGE]
+    scanned = [line for line in plan if (match := re.match(r"SCAN (\w+)", line)) and match[1] in LARGE]
     by_rowid = " LIMIT " in sql and "ORDER BY rowid DESC" in sql
     # A page of a list is a part of its index, a total may be all of it; runs without an end are few.
     bad = [
@@ -293,8 +299,8 @@ def test_quick_readers_never_run_full_text_search(store: Store) -> None:
 def test_number_of_indexes_is_fixed(store: Store) -> None:
     """Each is written for every new row: a new one takes the place of another."""
     assert store.path is not None
-    found = look(store.path, "SELECT tbl_name, count(*) FROM sqlite_master WHERE type = 'index' GROUP BY 1")
-    assert {name: count for name, count in found if name in ("sessions", "messages", "runs")} == {
+    counts = look(store.path, "SELECT tbl_name, count(*) FROM sqlite_master WHERE type = 'index' GROUP BY 1")
+    assert {name: count for name, count in counts if name in ("sessions", "messages", "runs")} == {
         "sessions": 7,
         "messages": 1,
         "runs": 4,
@@ -306,30 +312,30 @@ def test_run_list_pagination_order_is_independent_of_filters(store: Store) -> No
         ids: list[str] = []
         while True:
             before = {"before": ids[-1]} if ids else {}
-            found, _, total = store.runs.page(**{"owner": None, **filters, **before}, limit=7)
-            ids += [record.spec.run_id for record in found]
-            if not found:
+            records, _, total = store.runs.page(**{"owner": None, **filters, **before}, limit=7)
+            ids += [record.spec.run_id for record in records]
+            if not records:
                 assert len(ids) == total
                 return ids
 
     everybody, mine = pages(), pages(owner="default")
-    assert [one for one in everybody if one in mine] == mine
+    assert [run_id for run_id in everybody if run_id in mine] == mine
     assert len(everybody) == len(mine) + 1 == 61
-    assert pages(owner="default", session_id="s3") == [one for one in mine if one in pages(session_id="s3")]
+    assert pages(owner="default", session_id="s3") == [run_id for run_id in mine if run_id in pages(session_id="s3")]
     assert pages(session_id="s3")[0] == store.runs.newest("s3")
 
 
 def test_run_progress_updates_no_indexed_column(tmp_path: Path) -> None:
     """SQLite writes an index again for every update that sets one of its columns, even to what it was."""
-    seen: list[str] = []
-    with contextlib.closing(open_store(url(tmp_path / "state.db"))) as made:
-        turn = Turn(made, "s")
+    statements_run: list[str] = []
+    with contextlib.closing(open_store(url(tmp_path / "state.db"))) as store:
+        turn = Turn(store, "s")
         turn.begin()
-        made.engine.exclusive(lambda db: db.set_trace_callback(seen.append))
+        store.engine.exclusive(lambda db: db.set_trace_callback(statements_run.append))
         turn.complete("m", "Noon.")
-        [update] = [sql for sql in seen if sql.startswith("UPDATE runs")]
+        [update] = [sql for sql in statements_run if sql.startswith("UPDATE runs")]
         assert not re.search(r"\b(status|ended_at|owner|created_at|session_id|kind|job_id) =", update)
         turn.end()
-        record = made.runs.get(turn.run_id)
+        record = store.runs.get(turn.run_id)
     assert record is not None
     assert (record.state.status, record.state.ended_at is not None) == ("completed", True)

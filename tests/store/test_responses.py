@@ -59,23 +59,23 @@ def item(number: int) -> Json:
 
 
 def test_response_round_trip(store: ResponseStore) -> None:
-    given = record(
+    stored_record = record(
         conversation_history=[item(0), item(1), {"role": "user", "content": [{"type": "text", "text": "ü"}]}],
         instructions=None,
         session_id="s",
         extra={"nested": [1, 2.5, None, True, {"": []}]},
     )
-    store.put("resp_1", given)
-    assert store.get("resp_1") == given
+    store.put("resp_1", stored_record)
+    assert store.get("resp_1") == stored_record
 
 
 def test_stored_response_is_a_copy(store: ResponseStore) -> None:
-    given = record(conversation_history=[item(0)])
-    store.put("resp_1", given)
-    given["conversation_history"].append("changed")
-    got = store.get("resp_1")
-    assert got is not None
-    got["response"]["status"] = "changed"
+    stored_record = record(conversation_history=[item(0)])
+    store.put("resp_1", stored_record)
+    stored_record["conversation_history"].append("changed")
+    stored = store.get("resp_1")
+    assert stored is not None
+    stored["response"]["status"] = "changed"
     assert store.get("resp_1") == record(conversation_history=[item(0)])
 
 
@@ -109,7 +109,7 @@ def test_put_overwrites(store: ResponseStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         {},
         {"response": None},
@@ -126,12 +126,12 @@ def test_put_overwrites(store: ResponseStore) -> None:
     ],
     ids=repr,
 )
-def test_record_of_any_shape_round_trip(store: ResponseStore, given: Json) -> None:
-    store.put("resp_1", given)
-    got = store.get("resp_1")
-    assert got == given
+def test_record_of_any_shape_round_trip(store: ResponseStore, value: Json) -> None:
+    store.put("resp_1", value)
+    stored = store.get("resp_1")
+    assert stored == value
     # 1, 1.0 and True are equal to each other, and still not the same.
-    assert json.dumps(got, sort_keys=True) == json.dumps(given, sort_keys=True)
+    assert json.dumps(stored, sort_keys=True) == json.dumps(value, sort_keys=True)
 
 
 JSON = st.recursive(
@@ -157,17 +157,17 @@ JSON = st.recursive(
 )
 def test_any_json_round_trip(history: list[Any], rest: Json) -> None:
     with contextlib.closing(ResponseStore(max_size=10)) as store:
-        given = {**rest, "conversation_history": history}
-        store.put("resp_1", given)
-        assert store.get("resp_1") == given
+        changed = {**rest, "conversation_history": history}
+        store.put("resp_1", changed)
+        assert store.get("resp_1") == changed
 
 
 @pytest.mark.parametrize("text", ["a\ud800b", "a\x00b"])
 def test_put_accepts_any_text(store: ResponseStore, text: str) -> None:
     store.put("resp_1", record(conversation_history=[{"role": "user", "content": text}], instructions=text))
-    got = store.get("resp_1")
-    assert got is not None
-    assert len(got["conversation_history"][0]["content"]) == len(got["instructions"]) == len(text)
+    stored = store.get("resp_1")
+    assert stored is not None
+    assert len(stored["conversation_history"][0]["content"]) == len(stored["instructions"]) == len(text)
 
 
 # ---- the least recently used goes first
@@ -338,8 +338,8 @@ def test_response_limit_is_per_owner(store: ResponseStore) -> None:
             store.put(f"{owner}{number}", record(owner=owner))
         store.put(f"n{number}", record())
     assert len(store) == 9
-    found = [f"{owner}{number}" for owner in "abn" for number in range(5) if store.get(f"{owner}{number}")]
-    assert found == [f"{owner}{number}" for owner in "abn" for number in (2, 3, 4)]
+    texts = [f"{owner}{number}" for owner in "abn" for number in range(5) if store.get(f"{owner}{number}")]
+    assert texts == [f"{owner}{number}" for owner in "abn" for number in (2, 3, 4)]
 
 
 def test_conversation_names_are_per_owner(store: ResponseStore) -> None:
@@ -529,9 +529,9 @@ def test_response_store_is_thread_safe(open_any: Open) -> None:
         def work(number: int) -> list[bool]:
             same = []
             for turn in range(20):
-                given = record(conversation_history=[item(n) for n in range(turn + 1)], by=number)
-                store.put(f"{number}/{turn}", given)
-                same.append(store.get(f"{number}/{turn}") == given)
+                stored_record = record(conversation_history=[item(n) for n in range(turn + 1)], by=number)
+                store.put(f"{number}/{turn}", stored_record)
+                same.append(store.get(f"{number}/{turn}") == stored_record)
             return same
 
         assert at_once(8, work) == [[True] * 20] * 8
@@ -589,15 +589,15 @@ class Responses(RuleBasedStateMachine):
         if name in self.records and self.records[name].get("owner") != owner:
             return  # an id belongs to one owner
         fields = {} if owner is None else {"owner": owner}
-        given = record(name, status, conversation_history=[item(n) for n in history], **fields)
-        after = {**self.records, name: given}
+        stored_record = record(name, status, conversation_history=[item(n) for n in history], **fields)
+        after = {**self.records, name: stored_record}
         of_owner = [n for n in after if after[n].get("owner") == owner]
         ended = [n for n in of_owner if n != name and after[n]["response"]["status"] in ("completed", "failed")]
         if status in ("completed", "failed") and len(of_owner) - len(ended) > self.size:
             return  # what then happens to the new one is left open
-        self.store.put(name, given)
+        self.store.put(name, stored_record)
         self.records.pop(name, None)
-        self.records[name] = given
+        self.records[name] = stored_record
         for old in [n for n in self.records if n in ended][: max(0, len(of_owner) - self.size)]:
             self.forget(old)
 

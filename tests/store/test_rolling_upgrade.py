@@ -45,8 +45,8 @@ store.close()
 """
 
 
-def git(*words: str) -> bytes:
-    return subprocess.run(["git", "-C", str(REPOSITORY), *words], check=True, capture_output=True).stdout
+def git(*args: str) -> bytes:
+    return subprocess.run(["git", "-C", str(REPOSITORY), *args], check=True, capture_output=True).stdout
 
 
 @pytest.fixture(scope="session")
@@ -67,8 +67,8 @@ def older_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
         count = "from hermes.store.postgres.schema import MIGRATIONS; print(len(MIGRATIONS))"
         env = {**os.environ, "PYTHONPATH": str(folder / "src")}
-        done = subprocess.run([sys.executable, "-c", count], env=env, capture_output=True, check=False)
-        if done.returncode == 0 and int(done.stdout) == len(MIGRATIONS) - 1:
+        result = subprocess.run([sys.executable, "-c", count], env=env, capture_output=True, check=False)
+        if result.returncode == 0 and int(result.stdout) == len(MIGRATIONS) - 1:
             return folder
     if shallow:
         pytest.skip("the clone is shallow: the code of the version before is not in it")

@@ -40,27 +40,27 @@ WHOLE = 1_000_000
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """A store for many examples, each with a run of its own."""
     folder = tmp_path_factory.mktemp("runs")
-    with closing(open_store(url(folder / "state.db") if request.param == "file" else "sqlite://")) as made:
-        yield made
+    with closing(open_store(url(folder / "state.db") if request.param == "file" else "sqlite://")) as store:
+        yield store
 
 
 @pytest.fixture
 def turn(store: Store) -> Turn:
-    made = Turn(store, "s")
-    made.begin()
-    return made
+    turn = Turn(store, "s")
+    turn.begin()
+    return turn
 
 
 def paged(store: Store, run_id: str, size: int, after: int = 0) -> list[Event]:
     """The log behind a number, read page by page."""
-    found: list[Event] = []
-    while page := store.runs.read(run_id, found[-1].seq if found else after, size):
+    events: list[Event] = []
+    while page := store.runs.read(run_id, events[-1].seq if events else after, size):
         assert len(page) <= size
-        found += page
-    return found
+        events += page
+    return events
 
 
-def told(turn: Turn) -> list[tuple[int, str]]:
+def stored_events(turn: Turn) -> list[tuple[int, str]]:
     return [(event.seq, event.type) for event in turn.store.runs.read(turn.run_id, 0, WHOLE)]
 
 
@@ -70,8 +70,8 @@ def state(store: Store, run_id: str) -> RunState:
     return record.state
 
 
-def notice(turn: Turn, words: str = "m") -> Event:
-    return turn.event("notice", 1, level="info", code="c", message=words)
+def notice(turn: Turn, message: str = "m") -> Event:
+    return turn.event("notice", 1, level="info", code="c", message=message)
 
 
 def thought(turn: Turn, message_id: str, *pieces: str, form: str = "raw") -> Partial:
@@ -79,7 +79,7 @@ def thought(turn: Turn, message_id: str, *pieces: str, form: str = "raw") -> Par
     return replace(turn.grown(f"{message_id}:reasoning", *pieces), kind="reasoning", form=form)
 
 
-def printed(turn: Turn, call_id: str, *pieces: str, stream: str = "stdout") -> Partial:
+def tool_output(turn: Turn, call_id: str, *pieces: str, stream: str = "stdout") -> Partial:
     """The output of a running tool after these deltas."""
     return replace(turn.grown(f"{call_id}/{stream}", *pieces), kind="tool", form=stream)
 
@@ -90,11 +90,11 @@ def complete(turn: Turn, message_id: str, text: Partial | None, reasoning: Parti
     if reasoning is not None:
         chars = {"chars": len(reasoning.text), "form": reasoning.form, "cuts": reasoning.cuts}
         events.append(turn.event("reasoning.completed", 1, message_id=message_id, **chars))
-    done = turn.event("message.completed", 1, message_id=message_id, row=None, cuts=text.cuts if text else "")
-    row = turn.row("assistant", text.text if text else "", (done, "row"))
+    event = turn.event("message.completed", 1, message_id=message_id, row=None, cuts=text.cuts if text else "")
+    row = turn.row("assistant", text.text if text else "", (event, "row"))
     row.reasoning = reasoning.text if reasoning else None
     closes = [stream.stream_id for stream in (text, reasoning) if stream is not None]
-    turn.append(*events, done, rows=[row], closes=closes)
+    turn.append(*events, event, rows=[row], closes=closes)
 
 
 # ---- specs
@@ -223,23 +223,23 @@ def test_runs_that_replicas_of_other_hosts_hold_are_not_left_behind(store: Store
 
 
 def test_appended_rows_get_ids_and_update_event(turn: Turn) -> None:
-    done = turn.event("message.completed", 1, message_id="m", row=None, cuts="")
-    rows = [turn.row("user", "hi"), turn.row("assistant", "hello", (done, "row"))]
-    turn.append(done, rows=rows)
+    event = turn.event("message.completed", 1, message_id="m", row=None, cuts="")
+    rows = [turn.row("user", "hi"), turn.row("assistant", "hello", (event, "row"))]
+    turn.append(event, rows=rows)
     assert rows[0].id is not None and rows[1].id is not None and rows[0].id < rows[1].id
-    assert done.data["row"] == rows[1].id
+    assert event.data["row"] == rows[1].id
     assert turn.store.runs.durable(turn.run_id)[-1].data["row"] == rows[1].id
-    found = turn.store.runs.row(turn.run_id, rows[1].id)
-    assert found == replace(rows[1], announced_in=())
+    row = turn.store.runs.row(turn.run_id, rows[1].id)
+    assert row == replace(rows[1], announced_in=())
     assert texts(turn.store.sessions, "s") == ["What is the time?", "hi", "hello"]
 
 
 def test_row_id_is_filled_into_several_events(turn: Turn) -> None:
-    done = turn.event("message.completed", 1, message_id="m", row=None, cuts="")
+    event = turn.event("message.completed", 1, message_id="m", row=None, cuts="")
     failed = turn.event("run.failed", failure="timeout", error="late", partial_row=None)
-    row = turn.row("assistant", "x", (done, "row"), (failed, "partial_row"))
-    turn.append(done, failed, rows=[row])
-    assert done.data["row"] == failed.data["partial_row"] == row.id
+    row = turn.row("assistant", "x", (event, "row"), (failed, "partial_row"))
+    turn.append(event, failed, rows=[row])
+    assert event.data["row"] == failed.data["partial_row"] == row.id
     assert state(turn.store, turn.run_id).final_row == row.id
 
 
@@ -252,14 +252,14 @@ def test_row_is_visible_only_to_its_run(turn: Turn) -> None:
 
 
 def test_tool_result_rows_follow_order_of_calls(turn: Turn) -> None:
-    asked = turn.row("assistant", "", tool_calls=[call(name) for name in ("a", "b", "c")])
+    row = turn.row("assistant", "", tool_calls=[call(name) for name in ("a", "b", "c")])
     late = [turn.row("tool", name, tool_call_id=name) for name in ("c", "a", "b")]
     again = [turn.row("assistant", "", tool_calls=[call("d")]), turn.row("tool", "d", tool_call_id="d")]
-    turn.append(rows=[asked, *late, *again, turn.row("user", "next")])
+    turn.append(rows=[row, *late, *again, turn.row("user", "next")])
     ordered = ["What is the time?", "", "a", "b", "c", "", "d", "next"]
     assert [row.content for row in turn.store.runs.rows(turn.run_id)] == ordered
-    spoken = turn.store.sessions.get_messages_as_conversation("s")
-    assert [message["content"] for message in spoken] == ordered
+    messages = turn.store.sessions.get_messages_as_conversation("s")
+    assert [message["content"] for message in messages] == ordered
 
 
 def test_rows_belong_to_their_run(turn: Turn) -> None:
@@ -271,12 +271,12 @@ def test_rows_belong_to_their_run(turn: Turn) -> None:
 
 
 def test_events_and_rows_are_written_atomically(turn: Turn) -> None:
-    before = told(turn), state(turn.store, turn.run_id), texts(turn.store.sessions, "s")
+    before = stored_events(turn), state(turn.store, turn.run_id), texts(turn.store.sessions, "s")
     again = notice(turn)
     again.seq = 1
     with pytest.raises(Exception, match="UNIQUE"):
         turn.append(notice(turn), again, rows=[turn.row("assistant", "lost")], partials=[turn.grown("m", "x")])
-    assert (told(turn), state(turn.store, turn.run_id), texts(turn.store.sessions, "s")) == before
+    assert (stored_events(turn), state(turn.store, turn.run_id), texts(turn.store.sessions, "s")) == before
     assert turn.store.runs.partials(turn.run_id) == []
 
 
@@ -287,15 +287,15 @@ def test_annotated_row_gets_api_content(turn: Turn) -> None:
     assert turn.store.runs.rows(turn.run_id)[-1].as_message() == {"role": "user", "content": "[left out]"}
     assert turn.store.sessions.get_messages_as_conversation("s")[-1]["content"] == "[left out]"
     assert texts(turn.store.sessions, "s")[-1] == "too much"
-    assert [found["id"] for found in turn.store.sessions.search_messages("much")] == [row.id]
+    assert [hit["id"] for hit in turn.store.sessions.search_messages("much")] == [row.id]
 
 
-@pytest.mark.parametrize("words", ["", "data:image/png;base64," + "A" * 8000, '{"$blob": "x"}', "🧭 e\u0301"])
-def test_annotation_accepts_any_text(turn: Turn, words: str) -> None:
+@pytest.mark.parametrize("message", ["", "data:image/png;base64," + "A" * 8000, '{"$blob": "x"}', "🧭 e\u0301"])
+def test_annotation_accepts_any_text(turn: Turn, message: str) -> None:
     row = turn.row("user", "too much")
     turn.append(rows=[row])
-    turn.append(annotate=(row.id, words))
-    assert turn.store.runs.row(turn.run_id, row.id).api_content == words
+    turn.append(annotate=(row.id, message))
+    assert turn.store.runs.row(turn.run_id, row.id).api_content == message
 
 
 # ---- what is replaced
@@ -303,29 +303,31 @@ def test_annotation_accepts_any_text(turn: Turn, words: str) -> None:
 
 def replaced(turn: Turn) -> tuple[list[Row], list[Row]]:
     """A conversation whose middle was put into other words: the rows before, and those after."""
-    asked = turn.row("assistant", "Let me look.", tool_calls=[call("c")], timestamp=11.5, token_count=7)
-    asked.reasoning, asked.finish_reason, asked.opaque = "hm", "tool_calls", {"chat_completions": {"id": 1}}
+    row = turn.row("assistant", "Let me look.", tool_calls=[call("c")], timestamp=11.5, token_count=7)
+    row.reasoning, row.finish_reason, row.opaque = "hm", "tool_calls", {"chat_completions": {"id": 1}}
     result = turn.row("tool", "noon", tool_call_id="c", tool_name="clock", timestamp=12.5, token_count=3)
     answer = turn.row("assistant", "Noon.", timestamp=13.5, token_count=2, reasoning="so", finish_reason="stop")
-    turn.append(rows=[asked, result, answer])
+    turn.append(rows=[row, result, answer])
     summary = Row("s", "user", "[What was said before]")
-    kept = [
+    kept_rows = [
         Row("s", "assistant", "Let me look.", tool_calls=[call("c")], opaque={"chat_completions": {"id": 1}}),
         Row("s", "tool", "noon", tool_call_id="c", tool_name="clock"),
         Row("s", "assistant", "Noon."),
     ]
-    turn.append(turn.event("context.compacted", 1, method="summary"), rows=[summary, *kept], replaces=[None, 1, 2, 3])
-    return [asked, result, answer], turn.store.runs.rows(turn.run_id)
+    turn.append(
+        turn.event("context.compacted", 1, method="summary"), rows=[summary, *kept_rows], replaces=[None, 1, 2, 3]
+    )
+    return [row, result, answer], turn.store.runs.rows(turn.run_id)
 
 
 def test_compacted_rows_are_archived_not_lost(turn: Turn) -> None:
     replaced(turn)
     sessions = turn.store.sessions
-    seen = [message["content"] for message in sessions.get_messages_as_conversation("s")]
-    assert seen == ["[What was said before]", "Let me look.", "noon", "Noon."]
-    first, *kept = sessions.get_messages("s")
+    contents = [message["content"] for message in sessions.get_messages_as_conversation("s")]
+    assert contents == ["[What was said before]", "Let me look.", "noon", "Noon."]
+    first, *rest = sessions.get_messages("s")
     assert (first["active"], first["compacted"]) == (False, True)
-    assert [row["content"] for row in kept] == ["Let me look.", "noon", "Noon."]
+    assert [row["content"] for row in rest] == ["Let me look.", "noon", "Noon."]
     assert sessions.get_session("s")["message_count"] == 4
     assert len(sessions.get_messages("s", include_inactive=True)) == 5
 
@@ -333,17 +335,17 @@ def test_compacted_rows_are_archived_not_lost(turn: Turn) -> None:
 def test_compaction_keeps_retained_rows_unchanged(turn: Turn) -> None:
     old, copies = replaced(turn)
     assert [row.id for row in copies] == [row.id for row in old]
-    kept = ("content", "run_id", "timestamp", "token_count", "reasoning", "finish_reason", "opaque", "tool_calls")
-    for name in (*kept, "tool_call_id", "tool_name", "role", "synthetic"):
+    columns = ("content", "run_id", "timestamp", "token_count", "reasoning", "finish_reason", "opaque", "tool_calls")
+    for name in (*columns, "tool_call_id", "tool_name", "role", "synthetic"):
         assert [getattr(row, name) for row in copies] == [getattr(row, name) for row in old], name
     assert all(row.active and not row.compacted for row in copies)
 
 
 def test_compaction_summary_rows_are_synthetic(turn: Turn) -> None:
     replaced(turn)
-    shown = turn.store.sessions.get_messages("s", include_inactive=True)
-    assert [row["synthetic"] for row in shown] == [False, False, False, False, True]
-    assert [row["model_only"] for row in shown] == [False, False, False, False, True]
+    rows = turn.store.sessions.get_messages("s", include_inactive=True)
+    assert [row["synthetic"] for row in rows] == [False, False, False, False, True]
+    assert [row["model_only"] for row in rows] == [False, False, False, False, True]
     assert turn.store.sessions.search_messages("said") == []
     assert len(turn.store.sessions.search_messages("noon")) == 2
 
@@ -468,19 +470,19 @@ def test_synced_append_uses_full_synchronous(tmp_path: Path) -> None:
 # ---- the state follows the log
 
 ids = st.sampled_from(["a", "b", "c"])
-words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=8)
+text_strategy = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=8)
 
 
 def kind_of(type_: str, **data: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
     return st.tuples(st.just(type_), st.fixed_dictionaries(dict(data)))
 
 
-route = st.fixed_dictionaries({"model": words, "provider": words})
+route = st.fixed_dictionaries({"model": text_strategy, "provider": text_strategy})
 happenings = st.one_of(
     kind_of("run.queued", position=st.integers(0, 3)),
-    kind_of("run.started", model=words, provider=words),
-    kind_of("run.started", model=words, provider=words),
-    kind_of("run.resumed", reason=words),
+    kind_of("run.started", model=text_strategy, provider=text_strategy),
+    kind_of("run.started", model=text_strategy, provider=text_strategy),
+    kind_of("run.resumed", reason=text_strategy),
     kind_of("run.interrupted"),
     kind_of(
         "control.received",
@@ -488,19 +490,21 @@ happenings = st.one_of(
         control=st.sampled_from(["interrupt", "cancel", "steer", "approve", "answer"]),
     ),
     kind_of("model.switched", to=route),
-    kind_of("approval.requested", approval_id=ids, subject=words, choices=st.lists(words, max_size=2)),
-    kind_of("approval.resolved", approval_id=ids, choice=words),
-    kind_of("clarify.requested", request_id=ids, question=words),
+    kind_of("approval.requested", approval_id=ids, subject=text_strategy, choices=st.lists(text_strategy, max_size=2)),
+    kind_of("approval.resolved", approval_id=ids, choice=text_strategy),
+    kind_of("clarify.requested", request_id=ids, question=text_strategy),
     kind_of("clarify.resolved", request_id=ids),
-    kind_of("notice", message=words),
+    kind_of("notice", message=text_strategy),
     kind_of("usage", input_tokens=st.integers(0, 9)),
 )
 ends = st.one_of(
     kind_of(
-        "run.completed", row=st.none() | st.integers(1, 9), usage=st.dictionaries(words, st.integers(), max_size=2)
+        "run.completed",
+        row=st.none() | st.integers(1, 9),
+        usage=st.dictionaries(text_strategy, st.integers(), max_size=2),
     ),
-    kind_of("run.failed", failure=words, error=words, partial_row=st.none() | st.integers(1, 9)),
-    kind_of("run.cancelled", by=words, usage=st.just({"total_tokens": 3})),
+    kind_of("run.failed", failure=text_strategy, error=text_strategy, partial_row=st.none() | st.integers(1, 9)),
+    kind_of("run.cancelled", by=text_strategy, usage=st.just({"total_tokens": 3})),
 )
 batches = st.lists(st.lists(happenings, min_size=1, max_size=4), max_size=10)
 
@@ -542,7 +546,7 @@ def test_run_record_follows_log(turn: Turn) -> None:
 def test_run_status_column_follows_log(tmp_path: Path) -> None:
     with closing(open_store(url(tmp_path / "state.db"))) as store:
         turn = Turn(store, "s")
-        seen = []
+        observed = []
         for events in (
             [],
             [turn.event("run.started", model="m", provider="p")],
@@ -552,9 +556,9 @@ def test_run_status_column_follows_log(tmp_path: Path) -> None:
             [turn.event("run.cancelled", by="user", reason="stop")],
         ):
             turn.append(*events)
-            seen += look(tmp_path / "state.db", "SELECT status FROM runs")[0]
-    shown = ["queued", "running", "waiting_for_approval", "waiting_for_input", "stopping", "cancelled"]
-    assert seen == shown
+            observed += look(tmp_path / "state.db", "SELECT status FROM runs")[0]
+    expected = ["queued", "running", "waiting_for_approval", "waiting_for_input", "stopping", "cancelled"]
+    assert observed == expected
 
 
 # ---- reading
@@ -590,13 +594,13 @@ def test_partial_text_is_updated_in_place(turn: Turn) -> None:
         turn.seq += 1
         cuts.add(turn.seq, 1, BEGUN_AT + turn.seq)
         turn.store.runs.put_partials(turn.run_id, None, [Partial("m", "text", 1, text, cuts.pack(), turn.seq)])
-    [kept] = turn.store.runs.partials(turn.run_id)
-    assert (kept.text, kept.last_seq) == ("abc", turn.seq)
+    [partial] = turn.store.runs.partials(turn.run_id)
+    assert (partial.text, partial.last_seq) == ("abc", turn.seq)
     assert [event.data["text"] for event in turn.store.runs.read(turn.run_id, 1, 100)] == ["a", "b", "c"]
 
 
 def test_end_of_run_deletes_partials_of_all_streams(turn: Turn) -> None:
-    turn.append(notice(turn), partials=[turn.grown("m", "left"), printed(turn, "c", "behind")])
+    turn.append(notice(turn), partials=[turn.grown("m", "left"), tool_output(turn, "c", "behind")])
     turn.end()
     assert turn.store.runs.partials(turn.run_id) == []
 
@@ -610,29 +614,29 @@ def test_text_and_reasoning_are_not_duplicated_in_log(tmp_path: Path) -> None:
         turn.append(notice(turn), partials=[text, reasoning])
         complete(turn, "m", text, reasoning)
         assert look(path, "SELECT count(*) FROM run_partials") == [(0,)]
-        held = look(path, "SELECT group_concat(data) FROM run_events")[0][0]
-    assert "unmistak" not in held
-    assert "inscru" not in held
+        data = look(path, "SELECT group_concat(data) FROM run_events")[0][0]
+    assert "unmistak" not in data
+    assert "inscru" not in data
 
 
 def test_tool_output_partials_are_read_until_tool_ends(turn: Turn) -> None:
-    out, err = printed(turn, "c", "one ", "two"), printed(turn, "c", "oops", stream="stderr")
+    out, err = tool_output(turn, "c", "one ", "two"), tool_output(turn, "c", "oops", stream="stderr")
     turn.append(notice(turn), partials=[out, err])
-    shown = [event for event in turn.store.runs.read(turn.run_id, 0, 100) if event.type == "tool.output"]
-    assert [tuple(event.data[name] for name in ("call_id", "stream", "offset", "text")) for event in shown] == [
+    events = [event for event in turn.store.runs.read(turn.run_id, 0, 100) if event.type == "tool.output"]
+    assert [tuple(event.data[name] for name in ("call_id", "stream", "offset", "text")) for event in events] == [
         ("c", "stdout", 0, "one "),
         ("c", "stdout", 4, "two"),
         ("c", "stderr", 0, "oops"),
     ]
-    other = printed(turn, "c/2", "still")
+    other = tool_output(turn, "c/2", "still")
     turn.append(
         turn.event("tool.finished", 1, call_id="c", status="ok"),
         rows=[turn.row("tool", "one two", tool_call_id="c")],
         closes=[out.stream_id, err.stream_id],
         partials=[other],
     )
-    left = [event for event in turn.store.runs.read(turn.run_id, 0, 100) if event.type == "tool.output"]
-    assert [(event.data["call_id"], event.data["text"]) for event in left] == [("c/2", "still")]
+    remaining = [event for event in turn.store.runs.read(turn.run_id, 0, 100) if event.type == "tool.output"]
+    assert [(event.data["call_id"], event.data["text"]) for event in remaining] == [("c/2", "still")]
 
 
 @pytest.mark.parametrize("size", range(1, 8))
@@ -673,16 +677,16 @@ def test_very_long_message_is_read_in_pages(turn: Turn) -> None:
     for completed in (False, True):
         if completed:
             turn.complete("m", text.text, text.cuts)
-        found = paged(turn.store, turn.run_id, 512)
-        assert [event.data["text"] for event in found if event.type == "text.delta"] == pieces
-        assert [event.seq for event in found] == list(range(1, turn.seq + 1))
+        events = paged(turn.store, turn.run_id, 512)
+        assert [event.data["text"] for event in events if event.type == "text.delta"] == pieces
+        assert [event.seq for event in events] == list(range(1, turn.seq + 1))
 
 
 # ---- read back as it was shown live
 
 odd = st.sampled_from(["👩‍👩‍👧‍👦", "e\u0301", "\x00", "\ufeff", "\u200b", "日本", "\U0010ffff", "\r\n", '"', "\\u0000"])
-spoken = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
-pieces = st.lists(odd | spoken, min_size=1, max_size=4).map("".join)
+short_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+pieces = st.lists(odd | short_text, min_size=1, max_size=4).map("".join)
 acts = st.one_of(
     st.tuples(st.just("text"), pieces),
     st.tuples(st.just("text"), pieces),
@@ -713,8 +717,8 @@ class Driven:
         self.message, self.call, self.messages, self.tools = "msg_0", "", 0, 0
         self.finished: set[str] = set()
 
-    def row(self, role: str, content: str, **given: Any) -> Row:
-        return Row(self.spec.session_id, role, content, self.spec.run_id, **given)
+    def row(self, role: str, content: str, **fields: Any) -> Row:
+        return Row(self.spec.session_id, role, content, self.spec.run_id, **fields)
 
     async def act(self, name: str, piece: str) -> None:
         writer = self.writer
@@ -737,9 +741,9 @@ class Driven:
             await writer.emit("tool.started", call_id=self.call, name="clock", args={}, effect="pure")
         elif name == "finish" and self.call:
             closes = writer.end_output(self.call)
-            done = writer.event("tool.finished", call_id=self.call, status="ok", row=None)
-            row = self.row("tool", "x", tool_call_id=self.call, announced_in=((done, "row"),))
-            await writer.append(done, rows=[row], closes=closes)
+            event = writer.event("tool.finished", call_id=self.call, status="ok", row=None)
+            row = self.row("tool", "x", tool_call_id=self.call, announced_in=((event, "row"),))
+            await writer.append(event, rows=[row], closes=closes)
             self.finished.add(self.call)
             self.call = ""
         elif name == "settle":
@@ -769,21 +773,21 @@ class Driven:
         self.writer.flush()
         await self.writer.settle()
         await self.writer.close()
-        shown = await self.live.take()
+        events = await self.live.take()
         assert not self.live.overflowed
         return [
             event
-            for event in shown
+            for event in events
             if event.type != "tool.drafted"
             and not (event.type == "tool.output" and event.data["call_id"] in self.finished)
         ]
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def file_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """A store in a file, for many examples."""
-    with closing(open_store(url(tmp_path_factory.mktemp("kept") / "state.db"))) as made:
-        yield made
+    with closing(open_store(url(tmp_path_factory.mktemp("kept") / "state.db"))) as store:
+        yield store
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -800,23 +804,23 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     last_seq=0,
 )
 def test_replay_equals_live_events_property(
-    kept: Store, script: list[tuple[str, str]], end: str, window_s: float, last_seq: int
+    file_store: Store, script: list[tuple[str, str]], end: str, window_s: float, last_seq: int
 ) -> None:
     async def drive() -> tuple[list[Event], str]:
-        driven = Driven(kept, window_s, last_seq)
+        driven = Driven(file_store, window_s, last_seq)
         return await driven.run(script, end), driven.spec.run_id
 
-    shown, run_id = asyncio.run(drive())
-    assert kept.runs.read(run_id, 0, WHOLE) == shown
+    events, run_id = asyncio.run(drive())
+    assert file_store.runs.read(run_id, 0, WHOLE) == events
     for size in range(1, 8):
-        assert paged(kept, run_id, size) == shown
-    for event in shown[::3]:
-        assert kept.runs.read(run_id, event.seq, WHOLE) == [later for later in shown if later.seq > event.seq]
+        assert paged(file_store, run_id, size) == events
+    for event in events[::3]:
+        assert file_store.runs.read(run_id, event.seq, WHOLE) == [later for later in events if later.seq > event.seq]
 
 
-def test_durable_event_data_round_trip_property(kept: Store) -> None:
+def test_durable_event_data_round_trip_property(file_store: Store) -> None:
     async def drive() -> tuple[list[Event], str]:
-        driven = Driven(kept)
+        driven = Driven(file_store)
         opening = driven.writer.event("run.started", model="m", provider="p", user_row=None)
         await driven.writer.append(opening, session={"id": driven.spec.session_id, "source": "cli"})
         args = {"path": "a\x00b", "n": 2**70, "\x00": [None, True, 0.1]}
@@ -824,8 +828,8 @@ def test_durable_event_data_round_trip_property(kept: Store) -> None:
         await driven.writer.close()
         return await driven.live.take(), driven.spec.run_id
 
-    shown, run_id = asyncio.run(drive())
-    assert kept.runs.read(run_id, 0, WHOLE) == shown
+    events, run_id = asyncio.run(drive())
+    assert file_store.runs.read(run_id, 0, WHOLE) == events
 
 
 def test_replay_is_same_after_restart(tmp_path: Path) -> None:
@@ -836,9 +840,9 @@ def test_replay_is_same_after_restart(tmp_path: Path) -> None:
         return await driven.run(script, "open"), driven.spec.run_id
 
     with closing(open_store(url(tmp_path / "state.db"))) as store:
-        shown, run_id = asyncio.run(drive(store))
+        events, run_id = asyncio.run(drive(store))
     with closing(open_store(url(tmp_path / "state.db"))) as store:
-        assert store.runs.read(run_id, 0, WHOLE) == shown
+        assert store.runs.read(run_id, 0, WHOLE) == events
         assert [partial.kind for partial in store.runs.partials(run_id)] == ["reasoning", "tool", "text"]
 
 
@@ -877,11 +881,11 @@ def test_list_runs_pagination(store: Store, at: str) -> None:
         whole = ids_of(store, **wanted)
         assert whole
         for size in (1, 2, 5, 100):
-            found = ids_of(store, **wanted, limit=size)
-            while page := ids_of(store, **wanted, limit=size, before=found[-1]):
+            ids = ids_of(store, **wanted, limit=size)
+            while page := ids_of(store, **wanted, limit=size, before=ids[-1]):
                 assert len(page) <= size
-                found += page
-            assert found == whole
+                ids += page
+            assert ids == whole
     assert ids_of(store, limit=0) == []
     assert ids_of(store, before="unknown") == []
 
@@ -909,7 +913,7 @@ def test_unfinished_runs_oldest_first(store: Store) -> None:
 # ---- controls
 
 
-def test_control_is_added_and_taken_once(turn: Turn) -> None:
+def test_control_is_added_and_consumed_once(turn: Turn) -> None:
     runs = turn.store.runs
     control = Control("steer", {"text": "shorter 🧭"}, "ada", "http", "ctl_1")
     assert runs.add_control(turn.run_id, control) is True
@@ -920,11 +924,11 @@ def test_control_is_added_and_taken_once(turn: Turn) -> None:
     assert runs.take_controls(turn.run_id) == []
 
 
-def test_controls_are_taken_oldest_first(turn: Turn) -> None:
-    left = [Control("steer", {"text": str(number)}, control_id=f"ctl_{9 - number}") for number in range(5)]
-    for control in left:
+def test_controls_are_consumed_oldest_first(turn: Turn) -> None:
+    controls = [Control("steer", {"text": str(number)}, control_id=f"ctl_{9 - number}") for number in range(5)]
+    for control in controls:
         turn.store.runs.add_control(turn.run_id, control)
-    assert turn.store.runs.take_controls(turn.run_id) == left
+    assert turn.store.runs.take_controls(turn.run_id) == controls
 
 
 def test_controls_are_scoped_to_run(turn: Turn) -> None:
@@ -951,15 +955,15 @@ def test_concurrent_duplicate_control_is_added_once(turn: Turn) -> None:
 
 
 def test_concurrent_take_gets_each_control_once(turn: Turn) -> None:
-    left = [f"ctl_{number:02}" for number in range(40)]
-    for control_id in left:
+    texts = [f"ctl_{number:02}" for number in range(40)]
+    for control_id in texts:
         turn.store.runs.add_control(turn.run_id, Control("steer", control_id=control_id))
 
     def take(_: int) -> list[str]:
         return [control.control_id for _ in range(5) for control in turn.store.runs.take_controls(turn.run_id)]
 
-    taken = at_once(2, take)
-    assert sorted([*taken[0], *taken[1]]) == left
+    results = at_once(2, take)
+    assert sorted([*results[0], *results[1]]) == texts
 
 
 def test_concurrent_add_and_take_lose_no_control(turn: Turn) -> None:
@@ -970,9 +974,9 @@ def test_concurrent_add_and_take_lose_no_control(turn: Turn) -> None:
             return []
         return [control.control_id for _ in range(20) for control in turn.store.runs.take_controls(turn.run_id)]
 
-    taken = [control_id for part in at_once(4, work) for control_id in part]
-    taken += [control.control_id for control in turn.store.runs.take_controls(turn.run_id)]
-    assert sorted(taken) == [f"ctl_{at:02}" for at in range(20)]
+    control_ids = [control_id for part in at_once(4, work) for control_id in part]
+    control_ids += [control.control_id for control in turn.store.runs.take_controls(turn.run_id)]
+    assert sorted(control_ids) == [f"ctl_{at:02}" for at in range(20)]
 
 
 # ---- runs that are gone
@@ -1036,9 +1040,9 @@ HOUR, DAY = 3600.0, 86_400.0
 KINDS = ("chat", "response", "session", "run", "job", "cli", "subagent")
 
 
-def ended(store: Store, ago: float, **given: Any) -> Turn:
+def ended_run(store: Store, ago: float, **fields: Any) -> Turn:
     """A run with an answer, whose end is that long ago."""
-    turn = Turn(store, given.pop("session_id", "s"), **given)
+    turn = Turn(store, fields.pop("session_id", "s"), **fields)
     turn.begin()
     text = turn.grown("m", "No", "on.")
     turn.complete("m", text.text, text.cuts)
@@ -1048,8 +1052,8 @@ def ended(store: Store, ago: float, **given: Any) -> Turn:
     return turn
 
 
-def sweep(store: Store, max_stored: int = 1000, **given: Any) -> dict[str, int]:
-    return store.runs.sweep(RUN_DAYS, LOG_HOURS, max_stored, **given)
+def sweep(store: Store, max_stored: int = 1000, **options: Any) -> dict[str, int]:
+    return store.runs.sweep(RUN_DAYS, LOG_HOURS, max_stored, **options)
 
 
 def expired(store: Store, turn: Turn) -> bool:
@@ -1061,8 +1065,8 @@ def expired(store: Store, turn: Turn) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_retention_by_kind(store: Store, kind: Any) -> None:
     hours = LOG_HOURS.get(kind)
-    young = ended(store, (hours or 6 * 24) * HOUR - 60, kind=kind)
-    old = ended(store, (hours or 6 * 24) * HOUR + 60, kind=kind)
+    young = ended_run(store, (hours or 6 * 24) * HOUR - 60, kind=kind)
+    old = ended_run(store, (hours or 6 * 24) * HOUR + 60, kind=kind)
     assert sweep(store) == {"logs": 1 if hours else 0, "runs": 0}
     assert (expired(store, young), expired(store, old)) == (False, hours is not None)
     assert len(paged(store, young.run_id, 2)) == 5
@@ -1072,8 +1076,8 @@ def test_log_retention_by_kind(store: Store, kind: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_run_retention_by_kind(store: Store, kind: Any) -> None:
     days = RUN_DAYS.get(kind, RUN_DAYS[""])
-    young = ended(store, days * DAY - 60, kind=kind)
-    old = ended(store, days * DAY + 60, kind=kind)
+    young = ended_run(store, days * DAY - 60, kind=kind)
+    old = ended_run(store, days * DAY + 60, kind=kind)
     assert sweep(store)["runs"] == 1
     assert ids_of(store) == [young.run_id]
     assert store.runs.read(old.run_id, 0, 10) == store.runs.durable(old.run_id) == []
@@ -1081,7 +1085,7 @@ def test_run_retention_by_kind(store: Store, kind: Any) -> None:
 
 
 def test_sweep_accepts_explicit_time(store: Store) -> None:
-    turn = ended(store, 0, kind="chat")
+    turn = ended_run(store, 0, kind="chat")
     assert sweep(store, now=time.time() + 0.9 * HOUR) == {"logs": 0, "runs": 0}
     assert sweep(store, now=time.time() + 1.1 * HOUR) == {"logs": 1, "runs": 0}
     assert sweep(store, now=time.time() + 6.9 * DAY) == {"logs": 0, "runs": 0}
@@ -1090,7 +1094,7 @@ def test_sweep_accepts_explicit_time(store: Store) -> None:
 
 
 def test_status_and_answer_outlive_log(store: Store) -> None:
-    turn = ended(store, 2 * HOUR, kind="chat")
+    turn = ended_run(store, 2 * HOUR, kind="chat")
     before = store.runs.get(turn.run_id)
     assert before is not None
     sweep(store)
@@ -1107,7 +1111,7 @@ def test_status_and_answer_outlive_log(store: Store) -> None:
 
 
 async def test_expired_log_raises_events_expired(store: Store) -> None:
-    turn = ended(store, 2 * HOUR, kind="chat")
+    turn = ended_run(store, 2 * HOUR, kind="chat")
     sweep(store)
     with pytest.raises(EventsExpired):
         _ = [event async for event in RunLog(MemoryBus()).subscribe(turn.run_id, Async(store).runs)]
@@ -1116,7 +1120,7 @@ async def test_expired_log_raises_events_expired(store: Store) -> None:
 def test_partials_are_deleted_with_log(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with closing(open_store(url(path))) as store:
-        turn = ended(store, 2 * HOUR, kind="session")
+        turn = ended_run(store, 2 * HOUR, kind="session")
         store.runs.put_partials(turn.run_id, None, [turn.grown("m", "left behind")])
         sweep(store)
         for table in ("run_events", "run_partials"):
@@ -1125,8 +1129,8 @@ def test_partials_are_deleted_with_log(tmp_path: Path) -> None:
 
 
 def test_log_is_kept_while_idempotency_key_is_valid(store: Store) -> None:
-    turns = {ttl: ended(store, 2 * HOUR, kind="chat") for ttl in (DAY, -1.0)}
-    plain = ended(store, 2 * HOUR, kind="chat")
+    turns = {ttl: ended_run(store, 2 * HOUR, kind="chat") for ttl in (DAY, -1.0)}
+    plain = ended_run(store, 2 * HOUR, kind="chat")
     for ttl, turn in turns.items():
         store.idempotency.claim("scope", f"key{ttl}", "print", ttl, turn.run_id)
     assert sweep(store) == {"logs": 2, "runs": 0}
@@ -1147,15 +1151,17 @@ def test_sweep_keeps_unfinished_runs(store: Store) -> None:
 
 
 def test_sweep_keeps_newest_runs_per_owner_and_kind(store: Store) -> None:
-    made: dict[tuple[str, str], list[str]] = {}
+    run_ids: dict[tuple[str, str], list[str]] = {}
     for _ in range(5):
         for owner, kind in (("ada", "run"), ("ada", "chat"), ("bob", "run")):
-            made.setdefault((owner, kind), []).append(ended(store, 60, session_id=owner, owner=owner, kind=kind).run_id)
+            run_ids.setdefault((owner, kind), []).append(
+                ended_run(store, 60, session_id=owner, owner=owner, kind=kind).run_id
+            )
     waiting = Turn(store, "bob", owner="bob", kind="run").run_id
     assert sweep(store, 3) == {"logs": 0, "runs": 2 + 2 + 3}
-    assert ids_of(store, owner="ada", kind="run") == made["ada", "run"][:1:-1]
-    assert ids_of(store, owner="ada", kind="chat") == made["ada", "chat"][:1:-1]
-    assert ids_of(store, owner="bob") == [waiting, *made["bob", "run"][:2:-1]]
+    assert ids_of(store, owner="ada", kind="run") == run_ids["ada", "run"][:1:-1]
+    assert ids_of(store, owner="ada", kind="chat") == run_ids["ada", "chat"][:1:-1]
+    assert ids_of(store, owner="bob") == [waiting, *run_ids["bob", "run"][:2:-1]]
 
 
 def test_sweep_of_many_batches_is_complete(store: Store) -> None:
@@ -1170,8 +1176,8 @@ def test_sweep_of_many_batches_is_complete(store: Store) -> None:
 
     store.transaction(make)
     old = SWEEP_BATCH_ROWS + 20
-    left = total - old
-    assert sweep(store, 100) == {"logs": total // 2, "runs": old + left - 200}
+    remaining = total - old
+    assert sweep(store, 100) == {"logs": total // 2, "runs": old + remaining - 200}
     assert len(ids_of(store)) == 200
 
 
@@ -1232,7 +1238,7 @@ def claim(store: Store, *, ends: bool) -> tuple[str, ClaimedSession | None]:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_claimed_session_is_new_and_leased_while_run_goes_on(store: Store, ends: bool) -> None:
+def test_claimed_session_is_new_and_leased_while_run_continues(store: Store, ends: bool) -> None:
     for expected in ("api-1", "api-1-2", "api-1-3"):
         run_id, claimed = claim(store, ends=ends)
         assert claimed is not None
@@ -1247,14 +1253,14 @@ def test_claimed_session_is_new_and_leased_while_run_goes_on(store: Store, ends:
         assert texts(store.sessions, expected) == ["hi"]
 
 
-def test_claimed_session_is_not_one_that_another_process_is_about_to_make(store: Store) -> None:
+def test_claimed_session_id_skips_leased_ids(store: Store) -> None:
     assert store.leases.acquire("session:api-1", "another process", 30.0) is not None
     _, claimed = claim(store, ends=True)
     assert claimed is not None and claimed.session_id == "api-1-2"
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("message", "expected"),
     [
         ("short 'x' 😀", "short 'x' 😀"),
         ("é" * 600, "é" * 500),
@@ -1263,10 +1269,10 @@ def test_claimed_session_is_not_one_that_another_process_is_about_to_make(store:
         ("", ""),
     ],
 )
-def test_list_of_runs_has_the_beginning_of_what_was_asked(store: Store, said: Any, shown: str) -> None:
-    store.runs.create(RunSpec(said, "s"))
+def test_run_list_has_start_of_user_message(store: Store, message: Any, expected: str) -> None:
+    store.runs.create(RunSpec(message, "s"))
     [record], _, total = store.runs.page(owner=None, limit=5)
-    assert (record.spec.user_message, total) == (shown, 1)
+    assert (record.spec.user_message, total) == (expected, 1)
 
 
 # ---- numbers of runs
@@ -1287,7 +1293,7 @@ def test_second_run_of_a_number_is_refused_at_the_first_try(store: Store, monkey
     assert record is not None and record.state.status == "queued"
 
 
-async def test_run_that_another_was_quicker_to_begin_leaves_nothing(store: Store) -> None:
+async def test_losing_a_race_to_create_a_run_writes_nothing(store: Store) -> None:
     runs, spec = Async(store).runs, RunSpec("hi", session_id="s")
     await runs.create(spec)
     event = Event(spec.run_id, "run.started", 0, {"model": "m", "provider": "p"}, 1, BEGUN_AT)

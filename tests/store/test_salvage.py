@@ -113,11 +113,11 @@ def saved(path: Path) -> set[str]:
 )
 def test_salvage_saves_every_readable_message(path: Path, damage: Damage, lost_at_most: int) -> None:
     damage(path)
-    spoiled, left = path.read_bytes(), left_of(path)
-    assert len(TEXTS) - len(left) <= lost_at_most
+    spoiled, remaining = path.read_bytes(), left_of(path)
+    assert len(TEXTS) - len(remaining) <= lost_at_most
     report = repair(path)
     assert (report["repaired"], report["error"]) == (True, None)
-    assert saved(path) == left
+    assert saved(path) == remaining
     assert Path(report["backup_path"]).read_bytes() == spoiled
     assert report["rows"] == look(path, "SELECT count(*) FROM messages")[0][0]
     with contextlib.closing(SessionDB(path)) as db:
@@ -137,11 +137,11 @@ def test_salvage_report_names_saved_and_damaged(path: Path) -> None:
     assert report["damaged"] == ["messages"]
     assert report["sessions"] == SESSIONS
     assert len(TEXTS) - 10 <= report["rows"] - SESSIONS < len(TEXTS)
-    found = look(path, "SELECT title FROM sessions ORDER BY title")
-    assert found == [(f"Title {session}",) for session in range(SESSIONS)]
+    titles = look(path, "SELECT title FROM sessions ORDER BY title")
+    assert titles == [(f"Title {session}",) for session in range(SESSIONS)]
     with contextlib.closing(open_store(url(path))) as store:
-        shown = store.sessions.get_session("s3")
-        assert shown is not None and shown["system_prompt"] == "Be kind."
+        session = store.sessions.get_session("s3")
+        assert session is not None and session["system_prompt"] == "Be kind."
         runs = store.runs.list()
         assert len(runs) == SESSIONS
         assert {len(store.runs.durable(run.spec.run_id)) for run in runs} == {2}
@@ -191,12 +191,12 @@ def test_salvage_migrates_damaged_file_of_older_version(tmp_path: Path) -> None:
                 (text_of(0, row),),
             )
     leaves("messages", 2)(path)
-    left = left_of(path)
+    remaining = left_of(path)
     assert repair(path)["repaired"]
-    assert saved(path) == left and 0 < len(left) < ROWS
+    assert saved(path) == remaining and 0 < len(remaining) < ROWS
     with contextlib.closing(SessionDB(path)) as db:
-        shown = db.get_session("s")
-        assert shown is not None and shown["system_prompt"] == "Be kind."
+        session = db.get_session("s")
+        assert session is not None and session["system_prompt"] == "Be kind."
 
 
 def test_truncated_file_raises_store_damaged(path: Path) -> None:

@@ -20,7 +20,7 @@ from hermes.store.search import fts_query
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import open_store
 
-from .conftest import call, raw, talk
+from .conftest import call, create_conversation, raw
 
 FRUIT = "the apple and the pear, or not: near body and tool content"
 
@@ -42,7 +42,7 @@ def hits(db: SessionDB, query: str, **options: Any) -> list[int]:
     return [row["id"] for row in db.search_messages(query, **options)]
 
 
-def found(db: SessionDB, query: str, **options: Any) -> set[str]:
+def matching_contents(db: SessionDB, query: str, **options: Any) -> set[str]:
     """The contents of the rows that a query finds."""
     ids = set(hits(db, query, limit=100, **options))
     sessions = {row["session_id"] for row in db.search_messages(query, limit=100, **options)}
@@ -53,7 +53,7 @@ def found(db: SessionDB, query: str, **options: Any) -> set[str]:
 def fruit() -> Iterator[SessionDB]:
     """A store that holds one sentence, and one that has nothing to do with it."""
     db = SessionDB(":memory:")
-    talk(db, "s", FRUIT, "unrelated words here")
+    create_conversation(db, "s", FRUIT, "unrelated words here")
     yield db
     db.close()
 
@@ -103,10 +103,10 @@ def test_search_words_phrases_operators_and_prefixes(db: SessionDB, query: str, 
         "b": "apple, plum",
         "c": "a fig-tart of v1.2.3 for x@example.com; we can't open config.yaml in C++",
     }
-    talk(db, "s", *texts.values())
+    create_conversation(db, "s", *texts.values())
     answer = db.search_messages(query)
     assert answer.complete is True
-    assert found(db, query) == {texts[letter] for letter in expected}
+    assert matching_contents(db, query) == {texts[letter] for letter in expected}
 
 
 BROKEN = [
@@ -251,13 +251,13 @@ def test_too_long_search_query_is_rejected(fruit: SessionDB) -> None:
     ],
 )
 def test_search_finds_words_in_every_script(db: SessionDB, text: str, query: str) -> None:
-    talk(db, "s", text, "something else")
-    assert found(db, query) == {text}
+    create_conversation(db, "s", text, "something else")
+    assert matching_contents(db, query) == {text}
 
 
 @pytest.mark.parametrize("query", ["北习", "学大", "器机", '"北京机器"', "日", "北京 NOT 大学", "北京 AND 东京"])
 def test_search_requires_adjacent_cjk_characters(db: SessionDB, query: str) -> None:
-    talk(db, "s", "我今天在北京大学学习机器学习")
+    create_conversation(db, "s", "我今天在北京大学学习机器学习")
     assert hits(db, query) == []
 
 
@@ -274,14 +274,16 @@ def test_search_requires_adjacent_cjk_characters(db: SessionDB, query: str) -> N
     ],
 )
 def test_snippet_marks_match(db: SessionDB, text: str, query: str, marked: str) -> None:
-    talk(db, "s", text)
+    create_conversation(db, "s", text)
     [row] = db.search_messages(query)
     assert marked in row["snippet"]
     assert "\u200b" not in row["snippet"]
 
 
 def test_snippet_of_long_text_is_short_and_shows_match(db: SessionDB) -> None:
-    talk(db, "s", "filler words " * 600 + "apple" + " more filler" * 600, "填充" * 2000 + "苹果" + "更多" * 2000)
+    create_conversation(
+        db, "s", "filler words " * 600 + "apple" + " more filler" * 600, "填充" * 2000 + "苹果" + "更多" * 2000
+    )
     snippets = [db.search_messages(query)[0]["snippet"] for query in ("apple", "苹果")]
     assert [">>>apple<<<" in snippets[0], ">>>苹果<<<" in snippets[1]] == [True, True]
     assert max(map(len, snippets)) < 1000
@@ -305,7 +307,7 @@ LONG = "filler " * 100
     ],
 )
 def test_snippet_shows_densest_match(db: SessionDB, text: str, query: str, snippet: str) -> None:
-    talk(db, "s", text)
+    create_conversation(db, "s", text)
     assert [row["snippet"] for row in db.search_messages(query)] == [snippet]
 
 
@@ -325,7 +327,7 @@ def test_snippet_shows_tool_name_if_only_that_matched(db: SessionDB) -> None:
     ],
 )
 def test_search_query_terms_are_limited(db: SessionDB, query: str, terms: int) -> None:
-    [id] = talk(db, "s", " ".join(f"w{n}" for n in range(QUERY_TERMS_MAX)))
+    [id] = create_conversation(db, "s", " ".join(f"w{n}" for n in range(QUERY_TERMS_MAX)))
     assert (hits(db, query), fts_query(query).count('"')) == ([id], 2 * terms)
 
 
@@ -351,19 +353,21 @@ def test_search_finds_tool_by_name(db: SessionDB) -> None:
 
 def test_search_finds_text_parts_but_not_data(db: SessionDB) -> None:
     url = "data:image/png;base64," + "QUJD" * 3000
-    [id] = talk(db, "s", [{"type": "text", "text": "an apple"}, {"type": "image_url", "image_url": {"url": url}}])
+    [id] = create_conversation(
+        db, "s", [{"type": "text", "text": "an apple"}, {"type": "image_url", "image_url": {"url": url}}]
+    )
     assert (hits(db, "apple"), hits(db, "QUJD*"), hits(db, "base64")) == ([id], [], [])
 
 
 @pytest.mark.parametrize("filler", ["word ", "字"])
 def test_search_indexes_first_16384_characters(db: SessionDB, filler: str) -> None:
     head = filler * (16_000 // len(filler))
-    [id] = talk(db, "s", f"{head} apple {filler * 1000} pear")
+    [id] = create_conversation(db, "s", f"{head} apple {filler * 1000} pear")
     assert (hits(db, "apple"), hits(db, "pear")) == ([id], [])
 
 
 def test_search_hides_rewound_rows_by_default(db: SessionDB) -> None:
-    ids = talk(db, "s", "apple one", "two", "apple three")
+    ids = create_conversation(db, "s", "apple one", "two", "apple three")
     db.rewind_to_message("s", ids[2])
     assert (hits(db, "apple"), sorted(hits(db, "apple", include_inactive=True))) == ([ids[0]], [ids[0], ids[2]])
 
@@ -375,24 +379,24 @@ def test_search_never_finds_synthetic_rows(db: SessionDB) -> None:
 
 
 def test_search_finds_compacted_rows_once(db: SessionDB) -> None:
-    ids = talk(db, "s", "an apple", "东京 pear")
+    ids = create_conversation(db, "s", "an apple", "东京 pear")
     for _ in range(2):
         db.archive_and_compact("s", [{"role": "user", "content": "summary"}])
     assert (hits(db, "apple"), hits(db, "东京")) == ([ids[0]], [ids[1]])
 
 
 def test_search_finds_rows_retained_by_compaction_once(db: SessionDB) -> None:
-    talk(db, "s", "old", "news", "an apple", "东京 pear")
-    kept = [{"role": "user", "content": "an apple"}, {"role": "assistant", "content": "东京 pear"}]
+    create_conversation(db, "s", "old", "news", "an apple", "东京 pear")
+    messages = [{"role": "user", "content": "an apple"}, {"role": "assistant", "content": "东京 pear"}]
     for _ in range(2):
-        db.archive_and_compact("s", [{"role": "user", "content": "summary"}, *kept])
+        db.archive_and_compact("s", [{"role": "user", "content": "summary"}, *messages])
     assert [len(hits(db, query)) for query in ("apple", "东京", "pear", "news")] == [1, 1, 1, 1]
 
 
 def test_search_hides_rows_rewound_after_compaction(db: SessionDB) -> None:
-    talk(db, "s", "old", "news", "an apple", "pear")
-    kept = [{"role": "user", "content": "an apple"}, {"role": "assistant", "content": "pear"}]
-    db.archive_and_compact("s", [{"role": "user", "content": "summary"}, *kept])
+    create_conversation(db, "s", "old", "news", "an apple", "pear")
+    messages = [{"role": "user", "content": "an apple"}, {"role": "assistant", "content": "pear"}]
+    db.archive_and_compact("s", [{"role": "user", "content": "summary"}, *messages])
     db.rewind_to_message("s", db.get_messages("s")[2]["id"])
     assert [len(hits(db, query)) for query in ("apple", "pear", "news")] == [0, 0, 1]
 
@@ -420,12 +424,12 @@ def test_search_ignores_api_content_and_reasoning(db: SessionDB) -> None:
 )
 @pytest.mark.parametrize("word", ["apple", "苹果"])
 def test_search_filters(db: SessionDB, word: str, options: dict[str, Any], expected: str) -> None:
-    talk(db, "A", f"{word} a")
+    create_conversation(db, "A", f"{word} a")
     db.append_message("A", "tool", f"{word} t", tool_call_id="c", tool_name="x")
-    talk(db, "B", f"{word} b", source="cron")
-    talk(db, "C", f"{word} c", owner="alice")
-    talk(db, "D", f"{word} d", session_key="k")
-    assert sorted(text[-1] for text in found(db, word, **options)) == sorted(expected)
+    create_conversation(db, "B", f"{word} b", source="cron")
+    create_conversation(db, "C", f"{word} c", owner="alice")
+    create_conversation(db, "D", f"{word} d", session_key="k")
+    assert sorted(text[-1] for text in matching_contents(db, word, **options)) == sorted(expected)
 
 
 # ---- order and pages
@@ -447,7 +451,7 @@ def test_unknown_search_sort_is_rejected(fruit: SessionDB) -> None:
 
 @pytest.mark.parametrize("sort", ["relevance", "newest", "oldest"])
 def test_search_pagination_has_no_gap_or_repetition(db: SessionDB, sort: str) -> None:
-    ids = talk(db, "s", *[f"apple number {n}" for n in range(25)])
+    ids = create_conversation(db, "s", *[f"apple number {n}" for n in range(25)])
     assert len(hits(db, "apple", sort=sort)) == 20
     paged = [id for offset in range(0, 28, 4) for id in hits(db, "apple", sort=sort, limit=4, offset=offset)]
     assert (paged, sorted(paged)) == (hits(db, "apple", sort=sort, limit=100), ids)
@@ -469,7 +473,7 @@ def test_search_hit_context_is_truncated(db: SessionDB) -> None:
 
 
 def test_search_hit_context_in_other_scripts(db: SessionDB) -> None:
-    talk(db, "s", "北京大学", "apple", "东京")
+    create_conversation(db, "s", "北京大学", "apple", "东京")
     context = json.dumps(db.search_messages("apple")[0]["context"], ensure_ascii=False)
     assert ["北京大学" in context, "东京" in context] == [True, True]
 
@@ -478,26 +482,28 @@ def test_search_hit_context_in_other_scripts(db: SessionDB) -> None:
 
 
 def test_latin_text_is_not_copied_for_index(file_db: SessionDB) -> None:
-    talk(file_db, "s", "plain", "Un café à Zürich", "Привет, мир", "مرحبا", "e\u0301 👍 “quoted” – …")
+    create_conversation(file_db, "s", "plain", "Un café à Zürich", "Привет, мир", "مرحبا", "e\u0301 👍 “quoted” – …")
     assert raw(file_db, "select count(*) from messages where search_text is not null") == [(0,)]
 
 
 def test_index_copy_of_cjk_text_is_limited(file_db: SessionDB) -> None:
-    talk(file_db, "s", "字" * 40_000, "字 and Latin")
+    create_conversation(file_db, "s", "字" * 40_000, "字 and Latin")
     copies = [text.replace("\u200b", "") for [text] in raw(file_db, "select search_text from messages order by id")]
     assert [len(text) for text in copies] == [16_384, 11]
 
 
 def test_index_is_consistent_after_every_change(file_db: SessionDB, tmp_path: Path) -> None:
     db = file_db
-    ids = talk(db, "s", "apple", "北京 pear", [{"type": "text", "text": "plum 苹果"}], "fig", "kiwi", "lime")
+    ids = create_conversation(
+        db, "s", "apple", "北京 pear", [{"type": "text", "text": "plum 苹果"}], "fig", "kiwi", "lime"
+    )
     db.append_message("s", "assistant", None, tool_calls=[call("c")])
     db.append_message("s", "tool", "x" * 20_000, tool_call_id="c", tool_name="clock")
     db.append_message("s", "assistant", "[东京]", synthetic=True)
     db.fork_session("s", "f", at_message_id=ids[2])
     db.rewind_to_message("s", ids[4])
     db.archive_and_compact("s", [{"role": "user", "content": "summary 北"}])
-    talk(db, "gone", "北京", "words")
+    create_conversation(db, "gone", "北京", "words")
     db.delete_session("gone")
     db.import_sessions([db.export_session("f") | {"id": "again"}])
     db.optimize()
@@ -511,8 +517,8 @@ def latin_texts(count: int) -> list[str]:
     """Messages as people write them: a few words often, many words seldom."""
     chance = random.Random(7)
     syllables = ["ka", "ri", "to", "men", "sa", "lo", "ver", "in", "del", "po", "u", "stra", "ne", "ing", "er", "ly"]
-    made = {"".join(chance.choices(syllables, k=chance.randint(1, 4))) for _ in range(12_000)}
-    vocabulary = sorted(made, key=lambda word: (len(word), word))
+    words = {"".join(chance.choices(syllables, k=chance.randint(1, 4))) for _ in range(12_000)}
+    vocabulary = sorted(words, key=lambda word: (len(word), word))
     weights = list(accumulate(1 / (rank + 2) for rank in range(len(vocabulary))))
     lengths = [8, 20, 40, 60, 120]
     return [" ".join(chance.choices(vocabulary, cum_weights=weights, k=chance.choice(lengths))) for _ in range(count)]
@@ -524,7 +530,7 @@ def test_index_size_of_latin_text_is_bounded(tmp_path: Path) -> None:
 
     def write() -> None:
         for n in range(200):
-            talk(store.sessions, f"s{n}", *texts[n * 100 : n * 100 + 100])
+            create_conversation(store.sessions, f"s{n}", *texts[n * 100 : n * 100 + 100])
 
     store.transaction(write)
     store.sessions.backup(tmp_path / "copy.db")

@@ -10,7 +10,7 @@ import pytest
 
 from hermes.store.stores import Store, open_store
 
-from .conftest import empty, talk
+from .conftest import create_conversation, empty
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -52,7 +52,7 @@ def stores(postgres_schema: str) -> Iterator[list[Store]]:
     with closing(open_store("sqlite://")) as sqlite, closing(open_store(postgres_schema)) as postgres:
         for store in (sqlite, postgres):
             for number in range(3):
-                talk(store.sessions, f"s{number}", *CORPUS[number::3])
+                create_conversation(store.sessions, f"s{number}", *CORPUS[number::3])
         yield [sqlite, postgres]
 
 

@@ -17,7 +17,7 @@ from hermes.store.base import Row, SessionBusy, SessionExists, StoreError
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import Store
 
-from .conftest import BAD_IDS, contents, listed, raw, talk
+from .conftest import BAD_IDS, contents, create_conversation, raw, session_ids
 
 FIELDS: dict[str, Any] = {
     "model": "big",
@@ -89,7 +89,7 @@ def test_invalid_session_id_is_rejected(db: SessionDB, id: str) -> None:
 
 @pytest.mark.parametrize("id", ["a", "x" * 256, "api-12ab", "a.b", "agent:main:7", "searches", "日本", "a b", "%", "'"])
 def test_other_session_ids_are_accepted(db: SessionDB, id: str) -> None:
-    talk(db, id, "hello")
+    create_conversation(db, id, "hello")
     assert (db.get_session(id)["id"], contents(db, id), db.resolve_session_id(id)) == (id, ["hello"], id)
 
 
@@ -105,10 +105,10 @@ def test_unknown_or_read_only_field_is_rejected(db: SessionDB, field: str) -> No
 
 
 @pytest.mark.parametrize("id", ["a\ud800", "\x00", "' or 1=1 --", "x" * 100_000])
-def test_odd_text_as_id_finds_nothing(db: SessionDB, id: str) -> None:
-    talk(db, "s", "hi")
+def test_arbitrary_text_as_id_is_not_found(db: SessionDB, id: str) -> None:
+    create_conversation(db, "s", "hi")
     assert (db.get_session(id), db.resolve_session_id(id), db.delete_session(id)) == (None, None, False)
-    assert (db.get_messages(id), db.get_messages_as_conversation(id), listed(db, search=id)) == ([], [], [])
+    assert (db.get_messages(id), db.get_messages_as_conversation(id), session_ids(db, search=id)) == ([], [], [])
     assert contents(db, "s") == ["hi"]
 
 
@@ -118,14 +118,14 @@ def test_parent_cycle_is_tolerated(durable_db: SessionDB) -> None:
     for id, parent in ("ab", "bc", "ca"):
         raw(durable_db, "update sessions set parent_session_id = ? where id = ?", parent, id)
     assert durable_db.delete_session("b") is True
-    assert listed(durable_db, include_children=True) == []
+    assert session_ids(durable_db, include_children=True) == []
 
 
 # ---- finding
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("alpha", "alpha"),
         ("alpha-1", "alpha-1"),
@@ -140,10 +140,10 @@ def test_parent_cycle_is_tolerated(durable_db: SessionDB) -> None:
         ("_eta", None),
     ],
 )
-def test_resolve_session_by_id_prefix_or_title(db: SessionDB, text: str, found: str | None) -> None:
+def test_resolve_session_by_id_prefix_or_title(db: SessionDB, text: str, expected: str | None) -> None:
     for id, title in {"alpha": None, "alpha-1": None, "alpha-2": "my-", "beta": None, "gamma": "My notes"}.items():
         db.create_session(id, "cli", title=title)
-    assert db.resolve_session_id(text) == found
+    assert db.resolve_session_id(text) == expected
 
 
 def test_ambiguous_prefix_resolves_by_title(db: SessionDB) -> None:
@@ -209,15 +209,15 @@ def test_reopened_session_can_end_again(db: SessionDB) -> None:
     assert db.get_session("s")["end_reason"] == "any words of mine"
 
 
-@pytest.mark.parametrize(("length", "taken"), [(200, True), (201, False)])
-def test_end_reason_is_limited_to_200_characters(db: SessionDB, length: int, taken: bool) -> None:
+@pytest.mark.parametrize(("length", "is_valid"), [(200, True), (201, False)])
+def test_end_reason_is_limited_to_200_characters(db: SessionDB, length: int, is_valid: bool) -> None:
     db.create_session("s", "cli")
-    if not taken:
+    if not is_valid:
         with pytest.raises(ValueError, match="200"):
             db.end_session("s", "x" * length)
     else:
         db.end_session("s", "x" * length)
-    assert (db.get_session("s")["end_reason"] is not None) == taken
+    assert (db.get_session("s")["end_reason"] is not None) == is_valid
 
 
 def started(store: Store, session_id: str) -> RunSpec:
@@ -227,8 +227,8 @@ def started(store: Store, session_id: str) -> RunSpec:
     token = store.leases.acquire(f"session:{session_id}", "here", 60)
     session = {"id": session_id, "source": "cli"}
     row = Row(session_id, "user", "hi", run_id=spec.run_id)
-    begun = Event(spec.run_id, "run.started", data={"model": "m", "provider": "p"}, seq=1, ts=time.time())
-    store.runs.append(spec.run_id, token, [begun], [row], session=session)
+    event = Event(spec.run_id, "run.started", data={"model": "m", "provider": "p"}, seq=1, ts=time.time())
+    store.runs.append(spec.run_id, token, [event], [row], session=session)
     store.leases.release(f"session:{session_id}", token)
     return spec
 
@@ -245,10 +245,10 @@ def test_new_turn_reopens_ended_session(store: Store) -> None:
 
 
 def test_delete_session_removes_messages(db: SessionDB) -> None:
-    talk(db, "s", "apple", "pear")
-    talk(db, "other", "apple")
+    create_conversation(db, "s", "apple", "pear")
+    create_conversation(db, "other", "apple")
     assert db.delete_session("s") is True
-    assert (db.get_session("s"), db.get_messages("s"), listed(db)) == (None, [], ["other"])
+    assert (db.get_session("s"), db.get_messages("s"), session_ids(db)) == (None, [], ["other"])
     assert [row["session_id"] for row in db.search_messages("apple")] == ["other"]
 
 
@@ -257,21 +257,21 @@ def test_delete_unknown_session_returns_false(db: SessionDB) -> None:
 
 
 def test_deleted_session_id_can_be_reused(db: SessionDB) -> None:
-    talk(db, "s", "old", title="Plans", model="m")
+    create_conversation(db, "s", "old", title="Plans", model="m")
     db.delete_session("s")
-    talk(db, "s", "new", title="Plans")
+    create_conversation(db, "s", "new", title="Plans")
     assert (contents(db, "s"), db.get_session("s")["model"]) == (["new"], None)
 
 
 def test_delete_session_cascades_to_delegates_only(db: SessionDB) -> None:
     db.create_session("root", "cli")
     db.create_session("delegate", "subagent", kind="delegate", parent_session_id="root")
-    talk(db, "grandchild", "apple", kind="delegate", parent_session_id="delegate")
+    create_conversation(db, "grandchild", "apple", kind="delegate", parent_session_id="delegate")
     db.create_session("branch", "cli", kind="branch", parent_session_id="root")
     db.create_session("branch-of-delegate", "cli", kind="branch", parent_session_id="grandchild")
-    talk(db, "kept", "apple", kind="delegate", parent_session_id="branch")
+    create_conversation(db, "kept", "apple", kind="delegate", parent_session_id="branch")
     db.delete_session("root")
-    assert sorted(listed(db, include_children=True)) == ["branch", "branch-of-delegate", "kept"]
+    assert sorted(session_ids(db, include_children=True)) == ["branch", "branch-of-delegate", "kept"]
     parents = [db.get_session(id)["parent_session_id"] for id in ("branch", "branch-of-delegate", "kept")]
     assert parents == [None, None, "branch"]
     assert [row["session_id"] for row in db.search_messages("apple")] == ["kept"]
@@ -287,7 +287,9 @@ def test_delete_session_removes_files_and_usage(db: SessionDB) -> None:
 
 
 def test_delete_session_leaves_no_rows(durable_db: SessionDB) -> None:
-    talk(durable_db, "s", [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 2000}}])
+    create_conversation(
+        durable_db, "s", [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 2000}}]
+    )
     durable_db.add_usage("s", {"input_tokens": 7}, "m", "p")
     durable_db.add_file("s", "a.txt", bytes=1, mime="text/plain", direction="in", path="/nowhere/a.txt")
     durable_db.put_pending_calls("s", "run_1", ["call_1"])
@@ -314,7 +316,7 @@ def test_delete_session_removes_home_files_only(home_folder: Path, tmp_path: Pat
 
 
 def test_deleted_session_text_is_erased_from_file(file_db: SessionDB) -> None:
-    talk(file_db, "s", "tellnobody " * 2000)
+    create_conversation(file_db, "s", "tellnobody " * 2000)
     file_db.delete_session("s")
     file_db.optimize()
     path = file_db.path
@@ -323,7 +325,7 @@ def test_deleted_session_text_is_erased_from_file(file_db: SessionDB) -> None:
 
 
 def test_delete_of_leased_session_requires_force(store: Store) -> None:
-    talk(store.sessions, "s", "hi")
+    create_conversation(store.sessions, "s", "hi")
     store.leases.acquire("session:s", "somebody", 60)
     with pytest.raises(SessionBusy):
         store.sessions.delete_session("s")
@@ -357,8 +359,8 @@ def test_orphaned_run_does_not_block_deletion(store: Store) -> None:
 def test_finished_run_is_deleted_with_session(store: Store) -> None:
     run = started(store, "s").run_id
     token = store.leases.acquire("session:s", "here", 60)
-    done = Event(run, "run.completed", data={"usage": {}, "steps": 1}, seq=2, ts=time.time())
-    store.runs.append(run, token, [done])
+    event = Event(run, "run.completed", data={"usage": {}, "steps": 1}, seq=2, ts=time.time())
+    store.runs.append(run, token, [event])
     store.leases.release("session:s", token)
     assert store.sessions.delete_session("s") is True
     assert (store.runs.get(run), store.runs.read(run, 0, 10)) == (None, [])
@@ -370,16 +372,16 @@ def test_busy_delegate_blocks_deletion_of_parent(store: Store) -> None:
     store.leases.acquire("session:d", "somebody", 60)
     with pytest.raises(SessionBusy):
         store.sessions.delete_session("s")
-    assert sorted(listed(store.sessions, include_children=True)) == ["d", "s"]
+    assert sorted(session_ids(store.sessions, include_children=True)) == ["d", "s"]
 
 
 # ---- pruning
 
 
-def ended(
+def ended_session(
     db: SessionDB, id: str, messages: int = 1, archived: bool = False, source: str = "cli", **fields: Any
 ) -> None:
-    talk(db, id, *["hi"] * messages, source=source, **fields)
+    create_conversation(db, id, *["hi"] * messages, source=source, **fields)
     db.end_session(id, "cli_close")
     if archived:
         db.update_session(id, archived=True)
@@ -404,31 +406,31 @@ def ended(
     ],
 )
 def test_prune_filters_ended_sessions(db: SessionDB, chosen: dict[str, Any], pruned: list[str]) -> None:
-    ended(db, "a", cwd="/work/x", title="Daily", model="small")
-    ended(db, "b", source="cron", cwd="/home/work", title="Weekly notes")
-    ended(db, "c", messages=3, archived=True, model="a-big-one")
-    talk(db, "open", "hi", cwd="/work", title="Week", model="big")
+    ended_session(db, "a", cwd="/work/x", title="Daily", model="small")
+    ended_session(db, "b", source="cron", cwd="/home/work", title="Weekly notes")
+    ended_session(db, "c", messages=3, archived=True, model="a-big-one")
+    create_conversation(db, "open", "hi", cwd="/work", title="Week", model="big")
     would = db.prune_sessions(older_than_days=0, dry_run=True, **chosen)
     untouched = db.count_sessions(archived="all")
     did = db.prune_sessions(older_than_days=0, **chosen)
     assert (sorted(would), untouched, sorted(did)) == (pruned, 4, pruned)
-    assert sorted(listed(db, archived="all")) == sorted({"a", "b", "c", "open"} - set(pruned))
+    assert sorted(session_ids(db, archived="all")) == sorted({"a", "b", "c", "open"} - set(pruned))
 
 
 def test_prune_uses_last_activity(durable_db: SessionDB) -> None:
     for id, days in {"young": 1, "middle": 40, "old": 100}.items():
-        ended(durable_db, id)
+        ended_session(durable_db, id)
         raw(
             durable_db,
             "update sessions set started_at = 0, last_active = ? where id = ?",
             time.time() - days * 86400,
             id,
         )
-    talk(durable_db, "open", "hi")
+    create_conversation(durable_db, "open", "hi")
     raw(durable_db, "update sessions set last_active = 0 where id = 'open'")
     by_default = durable_db.prune_sessions(dry_run=True)
     assert (by_default, sorted(durable_db.prune_sessions(older_than_days=30))) == (["old"], ["middle", "old"])
-    assert sorted(listed(durable_db)) == ["open", "young"]
+    assert sorted(session_ids(durable_db)) == ["open", "young"]
 
 
 # ---- titles
@@ -437,7 +439,7 @@ LONG = "x" * 100
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("title", "expected"),
     [
         ("Plans", "Plans"),
         ("  Plans \n", "Plans"),
@@ -454,11 +456,11 @@ LONG = "x" * 100
         (" \u200b\n ", None),
     ],
 )
-def test_titles_are_normalised(db: SessionDB, given: str, kept: str | None) -> None:
+def test_titles_are_normalised(db: SessionDB, title: str, expected: str | None) -> None:
     db.create_session("a", "cli")
-    assert db.set_session_title("a", given) is True
-    db.create_session("b", "cli", title=given, owner="bob")
-    assert (db.get_session("a")["title"], db.get_session("b")["title"]) == (kept, kept)
+    assert db.set_session_title("a", title) is True
+    db.create_session("b", "cli", title=title, owner="bob")
+    assert (db.get_session("a")["title"], db.get_session("b")["title"]) == (expected, expected)
 
 
 def test_title_over_100_characters_is_rejected(db: SessionDB) -> None:
@@ -549,7 +551,7 @@ def test_session_db_defaults_to_home_file(home_folder: Path) -> None:
 
 def test_close_twice_loses_nothing(tmp_path: Path) -> None:
     db = SessionDB(tmp_path / "state.db")
-    talk(db, "s", "hello")
+    create_conversation(db, "s", "hello")
     db.close()
     db.close()
     again = SessionDB(tmp_path / "state.db")
@@ -559,22 +561,22 @@ def test_close_twice_loses_nothing(tmp_path: Path) -> None:
 
 def test_session_dbs_on_same_path_share_writes(file_db: SessionDB) -> None:
     other = SessionDB(file_db.path)
-    talk(file_db, "s", "hello")
+    create_conversation(file_db, "s", "hello")
     assert contents(other, "s") == ["hello"]
     other.close()
     assert contents(file_db, "s") == ["hello"]
 
 
 def test_in_memory_session_dbs_are_independent() -> None:
-    one, other = SessionDB(":memory:"), SessionDB(":memory:")
-    one.create_session("s", "cli")
+    first, other = SessionDB(":memory:"), SessionDB(":memory:")
+    first.create_session("s", "cli")
     assert other.get_session("s") is None
-    one.close()
+    first.close()
     other.close()
 
 
 def test_read_only_session_db(file_db: SessionDB, tmp_path: Path) -> None:
-    talk(file_db, "s", "hello")
+    create_conversation(file_db, "s", "hello")
     reader = SessionDB(file_db.path, read_only=True)
     assert contents(reader, "s") == ["hello"]
     with pytest.raises(Exception, match=r"\w"):
@@ -591,14 +593,14 @@ def test_next_title_number_is_found_with_few_queries(db: SessionDB, monkeypatch:
         db.set_auto_title_if_empty(f"n{number}", "Plans")
     titles = {db.get_session(f"n{number}")["title"] for number in range(200)}  # type: ignore[index]
     assert titles == {"Plans", *(f"Plans #{number}" for number in range(2, 201))}
-    asked: list[str] = []
+    texts: list[str] = []
     original = session_rows.title_holder
     monkeypatch.setattr(
-        session_rows, "title_holder", lambda tx, owner, title: asked.append(title) or original(tx, owner, title)
+        session_rows, "title_holder", lambda tx, owner, title: texts.append(title) or original(tx, owner, title)
     )
     db.create_session("last", "cli")
     db.set_auto_title_if_empty("last", "Plans")
-    assert (db.get_session("last") or {})["title"] == "Plans #201" and len(asked) < 25
+    assert (db.get_session("last") or {})["title"] == "Plans #201" and len(texts) < 25
 
 
 @pytest.mark.parametrize("session_id", [".", "..", "a/..", "a..b"])

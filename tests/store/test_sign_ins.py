@@ -30,7 +30,7 @@ def test_oldest_sign_ins_of_an_owner_go(store: Store) -> None:
     store.sign_ins.add("other", "bob", "k", 60.0)
     for number in range(SIGN_INS_PER_OWNER_MAX + 2):
         store.sign_ins.add(f"t{number}", "ada", "k", 60.0)
-    found = [store.sign_ins.get(f"t{number}") is not None for number in range(SIGN_INS_PER_OWNER_MAX + 2)]
-    assert found.count(True) == SIGN_INS_PER_OWNER_MAX
-    assert found[-1]
+    is_stored = [store.sign_ins.get(f"t{number}") is not None for number in range(SIGN_INS_PER_OWNER_MAX + 2)]
+    assert is_stored.count(True) == SIGN_INS_PER_OWNER_MAX
+    assert is_stored[-1]
     assert store.sign_ins.get("other") is not None

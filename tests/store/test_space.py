@@ -32,14 +32,14 @@ def fill(db: SessionDB, sessions: int = SESSIONS) -> None:
         for number in range(sessions):
             db.create_session(f"s{number}", "cli")
             for row in range(ROWS):
-                words = " ".join(f"word{(number * 31 + row * 7 + at * at) % 4001}" for at in range(80))
-                db.append_message(f"s{number}", "user", words)
+                text = " ".join(f"word{(number * 31 + row * 7 + at * at) % 4001}" for at in range(80))
+                db.append_message(f"s{number}", "user", text)
 
     db.transaction(add)
 
 
 def delete(db: SessionDB, ids: list[str]) -> None:
-    db.transaction(lambda: [db.delete_session(one) for one in ids])
+    db.transaction(lambda: [db.delete_session(session_id) for session_id in ids])
 
 
 def bytes_of(db: SessionDB) -> int:
@@ -71,19 +71,19 @@ def test_give_back_space_shrinks_file_while_it_is_read(file_db: SessionDB) -> No
     path = file_db.path
     assert path is not None
     before = bytes_of(file_db)
-    texts = {one: file_db.get_messages(one) for one in LEFT}
+    texts = {session_id: file_db.get_messages(session_id) for session_id in LEFT}
     ended, faults, rounds = threading.Event(), [], []
 
     def read() -> None:
-        for one in itertools.cycle(LEFT):
+        for session_id in itertools.cycle(LEFT):
             if ended.is_set():
                 return
             try:
-                if file_db.get_messages(one) != texts[one]:
-                    faults.append(one)
+                if file_db.get_messages(session_id) != texts[session_id]:
+                    faults.append(session_id)
             except Exception as error:
                 faults.append(error)
-            rounds.append(one)
+            rounds.append(session_id)
 
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
@@ -98,7 +98,7 @@ def test_give_back_space_shrinks_file_while_it_is_read(file_db: SessionDB) -> No
             reader.join()
     assert not faults and rounds
     assert file_db.check(deep=True) == []
-    assert {one: file_db.get_messages(one) for one in LEFT} == texts
+    assert {session_id: file_db.get_messages(session_id) for session_id in LEFT} == texts
     assert len(file_db.search_messages("word0", limit=500)) > 0
 
 
@@ -126,11 +126,11 @@ def test_give_back_space_works_in_small_steps(file_db: SessionDB, monkeypatch: p
     merged: list[str] = []
     execute = Tx.execute
 
-    def counted(self: Tx, sql: str, params: object = ()) -> int:
+    def record_merges(self: Tx, sql: str, params: object = ()) -> int:
         merged.extend([sql] if "'merge'" in sql else [])
         return execute(self, sql, params)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Tx, "execute", counted)
+    monkeypatch.setattr(Tx, "execute", record_merges)
     assert file_db.engine.write(schema._upkeep) == "more"
     assert len(merged) == 1
     monkeypatch.setattr(Tx, "execute", execute)
@@ -192,8 +192,8 @@ def test_large_old_file_is_converted_by_explicit_vacuum(
         assert number(db, "auto_vacuum") == 0
         before = bytes_of(db)
         if way == "prune":
-            for one in OLD:
-                db.end_session(one, "done")
+            for session_id in OLD:
+                db.end_session(session_id, "done")
             assert len(db.prune_sessions(older_than_days=0)) == len(OLD)
         else:
             delete(db, OLD)

@@ -20,7 +20,7 @@ from hermes.store.base import StoreError
 from hermes.store.sessions import SessionDB
 from hermes.store.stores import Store
 
-from .conftest import BAD_IDS, call, contents, listed, talk
+from .conftest import BAD_IDS, call, contents, create_conversation, session_ids
 
 URL = "data:image/png;base64," + "QUJD" * 5000
 PICTURE = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": URL}}]
@@ -29,9 +29,9 @@ PICTURE = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[SessionDB]:
     """A second, empty store."""
-    made = SessionDB(tmp_path / "other.db")
-    yield made
-    made.close()
+    db = SessionDB(tmp_path / "other.db")
+    yield db
+    db.close()
 
 
 def rich(db: SessionDB, id: str = "s") -> None:
@@ -87,7 +87,7 @@ def renamed(export: dict[str, Any], id: Any, **fields: Any) -> dict[str, Any]:
 
 def test_export_import_round_trip(db: SessionDB, other: SessionDB) -> None:
     rich(db)
-    talk(other, "before", "so that rows have other numbers")
+    create_conversation(other, "before", "so that rows have other numbers")
     export = db.export_session("s")
     assert export["format"] == "hermes.session/1"
     report = other.import_sessions([json.loads(json.dumps(export))])
@@ -101,18 +101,18 @@ def test_export_import_round_trip(db: SessionDB, other: SessionDB) -> None:
 def test_export_includes_inactive_rows_with_flags(db: SessionDB, other: SessionDB) -> None:
     rich(db)
     other.import_sessions([db.export_session("s")])
-    shown = [row for row in other.get_messages("s", include_inactive=True) if not row["model_only"]]
-    for rows in (db.export_session("s")["messages"], shown):
+    visible_rows = [row for row in other.get_messages("s", include_inactive=True) if not row["model_only"]]
+    for rows in (db.export_session("s")["messages"], visible_rows):
         flags = [(bool(row["active"]), bool(row["compacted"])) for row in rows]
         assert flags == [(False, True), *[(True, False)] * 4, (False, False), (False, False)]
         assert [bool(row["synthetic"]) for row in rows[1:]] == [False] * 5 + [True]
 
 
 def test_export_separates_transcript_and_model_messages(db: SessionDB) -> None:
-    ids = talk(db, "s", *"abcd")
-    said = db.get_messages_as_conversation("s")
+    ids = create_conversation(db, "s", *"abcd")
+    messages = db.get_messages_as_conversation("s")
     for text in ("one", "two"):
-        db.archive_and_compact("s", [said[0], {"role": "user", "content": text}, *said[2:]])
+        db.archive_and_compact("s", [messages[0], {"role": "user", "content": text}, *messages[2:]])
     export = db.export_session("s")
     assert [(row["id"], row["content"]) for row in export["messages"]] == list(zip(ids, "abcd", strict=True))
     assert [(row["content"], row["active"]) for row in export["model_messages"]] == [("one", False), ("two", True)]
@@ -120,11 +120,11 @@ def test_export_separates_transcript_and_model_messages(db: SessionDB) -> None:
 
 def test_import_of_older_export_version_has_no_duplicates(db: SessionDB) -> None:
     """An older export holds copies of the rows that a compaction kept, and the summary among them."""
-    held = [{"role": "user", "content": text, "active": False, "compacted": True} for text in "abcd"]
-    held += [{"role": "user", "content": "a", "copy_of": 0}, {"role": "user", "content": "sum", "synthetic": True}]
-    held += [{"role": "user", "content": "d", "copy_of": 3, "api_content": "D"}, {"role": "user", "content": "e"}]
-    done = db.import_sessions([{"format": "hermes.session/1", "id": "s", "messages": held}])
-    assert done["ok"]
+    messages = [{"role": "user", "content": text, "active": False, "compacted": True} for text in "abcd"]
+    messages += [{"role": "user", "content": "a", "copy_of": 0}, {"role": "user", "content": "sum", "synthetic": True}]
+    messages += [{"role": "user", "content": "d", "copy_of": 3, "api_content": "D"}, {"role": "user", "content": "e"}]
+    report = db.import_sessions([{"format": "hermes.session/1", "id": "s", "messages": messages}])
+    assert report["ok"]
     assert contents(db, "s") == list("abcde")
     assert sorted(contents(db, "s", include_inactive=True)) == ["a", "b", "c", "d", "e", "sum"]
     assert [m["content"] for m in db.get_messages_as_conversation("s")] == ["a", "sum", "D", "e"]
@@ -158,7 +158,7 @@ def test_imported_messages_are_searchable(db: SessionDB, other: SessionDB) -> No
 
 
 def test_imported_conversation_can_be_bound(db: SessionDB, other: SessionDB) -> None:
-    talk(db, "api-1", "hi", "hello", base_id="api-1")
+    create_conversation(db, "api-1", "hi", "hello", base_id="api-1")
     other.import_sessions([db.export_session("api-1")])
     history = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
     assert other.bind_session("api-1", history) == "api-1"
@@ -175,7 +175,7 @@ def test_imported_conversation_can_continue(db: SessionDB, other: SessionDB) -> 
 def test_import_does_not_touch_rows_of_other_sessions(db: SessionDB) -> None:
     rich(db)
     export = db.export_session("s")
-    talk(db, "t", "mine")
+    create_conversation(db, "t", "mine")
     before = db.get_messages("s", include_inactive=True)
     assert db.import_sessions([renamed(export, "copy")])["ok"] is True
     assert (db.get_messages("s", include_inactive=True), contents(db, "t")) == (before, ["mine"])
@@ -183,10 +183,10 @@ def test_import_does_not_touch_rows_of_other_sessions(db: SessionDB) -> None:
 
 
 def test_export_all_streams_every_session(db: SessionDB, other: SessionDB) -> None:
-    talk(db, "a", "1", source="cli", session_key="k")
-    talk(db, "b", "2", source="cron", session_key="k")
-    talk(db, "c", "3", source="cli")
-    talk(db, "d", "4", source="cli", kind="delegate", parent_session_id="c")
+    create_conversation(db, "a", "1", source="cli", session_key="k")
+    create_conversation(db, "b", "2", source="cron", session_key="k")
+    create_conversation(db, "c", "3", source="cli")
+    create_conversation(db, "d", "4", source="cli", kind="delegate", parent_session_id="c")
     stream = db.export_all()
     assert iter(stream) is iter(stream)
     assert {item["id"] for item in stream} == {"a", "b", "c", "d"}
@@ -199,10 +199,10 @@ def test_export_all_streams_every_session(db: SessionDB, other: SessionDB) -> No
 
 def test_partial_export_all_leaves_store_usable(db: SessionDB) -> None:
     for n in range(5):
-        talk(db, f"s{n}", "hi")
+        create_conversation(db, f"s{n}", "hi")
     stream = iter(db.export_all())
     next(stream)
-    talk(db, "new", "hi")
+    create_conversation(db, "new", "hi")
     assert db.delete_session("s3") is True
     assert sum(1 for _ in stream) >= 3
 
@@ -211,9 +211,9 @@ def test_partial_export_all_leaves_store_usable(db: SessionDB) -> None:
 
 
 def family(db: SessionDB) -> list[dict[str, Any]]:
-    talk(db, "root", "a", "b", title="Plans")
+    create_conversation(db, "root", "a", "b", title="Plans")
     db.fork_session("root", "fork")
-    talk(db, "delegate", "x", kind="delegate", parent_session_id="fork")
+    create_conversation(db, "delegate", "x", kind="delegate", parent_session_id="fork")
     return [db.export_session(id) for id in ("delegate", "fork", "root")]
 
 
@@ -245,9 +245,9 @@ def test_import_links_existing_parent(db: SessionDB, other: SessionDB) -> None:
 
 
 def test_import_skips_existing_session(db: SessionDB, other: SessionDB) -> None:
-    talk(db, "s", "theirs", model="theirs")
-    talk(db, "t", "new")
-    talk(other, "s", "mine")
+    create_conversation(db, "s", "theirs", model="theirs")
+    create_conversation(db, "t", "new")
+    create_conversation(other, "s", "mine")
     report = other.import_sessions([db.export_session("s"), db.export_session("t")])
     assert (report["ok"], report["imported"], report["skipped"]) == (True, 1, 1)
     assert (contents(other, "s"), contents(other, "t"), other.get_session("s")["model"]) == (["mine"], ["new"], None)
@@ -268,7 +268,7 @@ def test_import_of_empty_list(db: SessionDB) -> None:
 
 
 def test_import_does_not_take_over_existing_title(db: SessionDB, other: SessionDB) -> None:
-    talk(db, "s", "hi", title="Plans")
+    create_conversation(db, "s", "hi", title="Plans")
     other.create_session("holder", "cli", title="Plans")
     other.import_sessions([db.export_session("s")])
     assert other.get_session("holder")["title"] == "Plans"
@@ -276,7 +276,7 @@ def test_import_does_not_take_over_existing_title(db: SessionDB, other: SessionD
 
 
 def test_import_keeps_duplicate_titles_unique(db: SessionDB, other: SessionDB) -> None:
-    talk(db, "s", "hi", title="Plans")
+    create_conversation(db, "s", "hi", title="Plans")
     export = db.export_session("s")
     report = other.import_sessions([export, export | {"id": "t"}])
     titles = [row["title"] for row in other.list_sessions()]
@@ -284,14 +284,14 @@ def test_import_keeps_duplicate_titles_unique(db: SessionDB, other: SessionDB) -
 
 
 def test_import_of_duplicate_id_creates_one_session(db: SessionDB, other: SessionDB) -> None:
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
     report = other.import_sessions([db.export_session("s")] * 2)
     assert report["imported"] == other.count_sessions()
     assert contents(other, "s") in ([], ["hi"])
 
 
 def test_import_tolerates_parent_cycle(db: SessionDB, other: SessionDB) -> None:
-    talk(db, "s", "hi")
+    create_conversation(db, "s", "hi")
     export = db.export_session("s")
     links = {"a": "b", "b": "a", "c": "c"}
     other.import_sessions([renamed(export, id, kind="delegate", parent_session_id=up) for id, up in links.items()])
@@ -300,20 +300,20 @@ def test_import_tolerates_parent_cycle(db: SessionDB, other: SessionDB) -> None:
     assert other.count_sessions(include_children=True) == 0
 
 
-def refused(db: SessionDB, items: list[Any]) -> None:
+def assert_rejected(db: SessionDB, items: list[Any]) -> None:
     """None of these gets in, and the report says why."""
-    before = sorted(listed(db, limit=1000, include_children=True, archived="all"))
+    before = sorted(session_ids(db, limit=1000, include_children=True, archived="all"))
     report = db.import_sessions(items)
     assert (report["ok"], report["imported"]) == (False, 0)
     assert report["errors"]
-    assert sorted(listed(db, limit=1000, include_children=True, archived="all")) == before
+    assert sorted(session_ids(db, limit=1000, include_children=True, archived="all")) == before
 
 
 @pytest.mark.parametrize("id", [*BAD_IDS, None, 7, ["s"]])
 def test_import_with_invalid_id_is_rejected_as_a_whole(db: SessionDB, id: Any) -> None:
-    talk(db, "here", "hi")
+    create_conversation(db, "here", "hi")
     good = db.export_session("here")
-    refused(db, [renamed(good, "new"), renamed(good, id)])
+    assert_rejected(db, [renamed(good, "new"), renamed(good, id)])
 
 
 @pytest.mark.parametrize(
@@ -349,14 +349,14 @@ def test_import_with_invalid_id_is_rejected_as_a_whole(db: SessionDB, id: Any) -
     ],
 )
 def test_import_with_invalid_data_is_rejected_as_a_whole(db: SessionDB, spoil: Any) -> None:
-    talk(db, "here", "hi")
+    create_conversation(db, "here", "hi")
     good = renamed(db.export_session("here"), "new")
-    refused(db, [good, spoil(renamed(good, "bad"))])
-    refused(db, [spoil(renamed(good, "bad")), good])
+    assert_rejected(db, [good, spoil(renamed(good, "bad"))])
+    assert_rejected(db, [spoil(renamed(good, "bad")), good])
 
 
 def test_import_error_names_session_index(db: SessionDB) -> None:
-    talk(db, "here", "hi")
+    create_conversation(db, "here", "hi")
     good = renamed(db.export_session("here"), "new")
     [error] = db.import_sessions([good, renamed(good, "a/b")])["errors"]
     assert error["index"] == 1
@@ -365,7 +365,7 @@ def test_import_error_names_session_index(db: SessionDB) -> None:
 
 @pytest.mark.parametrize("what", ["sessions", "rows", "bytes"])
 def test_import_over_limits_is_rejected(db: SessionDB, what: str) -> None:
-    talk(db, "here", "hi")
+    create_conversation(db, "here", "hi")
     good = renamed(db.export_session("here"), "new")
     [row] = good["messages"]
     items = {
@@ -373,11 +373,11 @@ def test_import_over_limits_is_rejected(db: SessionDB, what: str) -> None:
         "rows": [good | {"messages": [row | {"id": n} for n in range(10_001)]}],
         "bytes": [good | {"messages": [row | {"content": "x" * (26 << 20)}]}],
     }
-    refused(db, items[what])
+    assert_rejected(db, items[what])
 
 
 def test_import_at_limits_is_accepted(db: SessionDB) -> None:
-    talk(db, "here", "hi")
+    create_conversation(db, "here", "hi")
     good = renamed(db.export_session("here"), "new")
     report = db.import_sessions([renamed(good, f"n{n}") for n in range(500)])
     assert (report["ok"], report["imported"]) == (True, 500)
@@ -397,9 +397,9 @@ def test_export_redacts_known_secrets(db: SessionDB) -> None:
     def redact(text: str) -> str:
         return text.replace("sk-known", "[redacted]")
 
-    one = json.dumps(db.export_session("s", redact=redact))
+    text = json.dumps(db.export_session("s", redact=redact))
     [of_all] = [json.dumps(item) for item in db.export_all(redact=redact)]
-    assert ["sk-known" in one, "[redacted]" in one, "sk-known" in of_all] == [False, True, False]
+    assert ["sk-known" in text, "[redacted]" in text, "sk-known" in of_all] == [False, True, False]
     assert "sk-known" in json.dumps(db.get_messages("s"))
 
 
@@ -422,26 +422,26 @@ def test_backup_is_private_and_complete(file_db: SessionDB, tmp_path: Path, umas
 
 def test_backup_during_writes_is_consistent(file_db: SessionDB, tmp_path: Path) -> None:
     db = file_db
-    talk(db, "s", *["words " * 50] * 200)
-    done = threading.Event()
+    create_conversation(db, "s", *["words " * 50] * 200)
+    finished = threading.Event()
     written: list[int] = []
 
     def write() -> None:
-        while not done.is_set():
+        while not finished.is_set():
             written.append(db.append_message("s", "user", f"number {len(written)} 北京"))
 
     writer = threading.Thread(target=write)
     writer.start()
     for n in range(3):
         db.backup(tmp_path / f"copy{n}.db")
-    done.set()
+    finished.set()
     writer.join()
     for n in range(3):
-        with closing(sqlite3.connect(tmp_path / f"copy{n}.db", isolation_level=None)) as made:
-            assert made.execute("pragma integrity_check").fetchall() == [("ok",)]
-            made.execute("insert into messages_fts (messages_fts, rank) values ('integrity-check', 1)")
-            [[stored]] = made.execute("select count(*) from messages")
-            [[counted]] = made.execute("select message_count from sessions")
+        with closing(sqlite3.connect(tmp_path / f"copy{n}.db", isolation_level=None)) as copy:
+            assert copy.execute("pragma integrity_check").fetchall() == [("ok",)]
+            copy.execute("insert into messages_fts (messages_fts, rank) values ('integrity-check', 1)")
+            [[stored]] = copy.execute("select count(*) from messages")
+            [[counted]] = copy.execute("select message_count from sessions")
         assert stored == counted
         assert 200 <= stored <= 200 + len(written)
     assert db.get_session("s")["message_count"] == 200 + len(written)
@@ -463,8 +463,8 @@ def test_imported_row_does_not_join_foreign_run(store: Store) -> None:
     store.sessions.create_session("mine", "cli")
     store.sessions.append_message("mine", "user", "hello", run_id="run_1")
     foreign = {"role": "assistant", "content": "INJECTED", "run_id": "run_1"}
-    done = store.sessions.import_sessions([{"format": "hermes.session/1", "id": "other", "messages": [foreign]}])
-    assert done["imported"] == 1
+    report = store.sessions.import_sessions([{"format": "hermes.session/1", "id": "other", "messages": [foreign]}])
+    assert report["imported"] == 1
     assert [row.content for row in store.runs.rows("run_1")] == ["hello"]
 
 
@@ -481,11 +481,11 @@ def test_imported_row_does_not_join_foreign_run(store: Store) -> None:
     ],
 )
 def test_import_rejects_out_of_range_numbers(db: SessionDB, fields: dict[str, Any]) -> None:
-    done = db.import_sessions([{"format": "hermes.session/1", "id": "s", **fields}])
-    assert done["ok"] is False and done["errors"][0]["index"] == 0
+    report = db.import_sessions([{"format": "hermes.session/1", "id": "s", **fields}])
+    assert report["ok"] is False and report["errors"][0]["index"] == 0
     assert db.get_session("s") is None
 
 
 def test_import_detaches_session_that_is_its_own_parent(db: SessionDB) -> None:
-    done = db.import_sessions([{"format": "hermes.session/1", "id": "s", "parent_session_id": "s"}])
-    assert (done["imported"], done["detached"]) == (1, 1)
+    report = db.import_sessions([{"format": "hermes.session/1", "id": "s", "parent_session_id": "s"}])
+    assert (report["imported"], report["detached"]) == (1, 1)

@@ -120,10 +120,10 @@ def start(source: str, *args: object, prefix: tuple[str, ...] = ()) -> subproces
     )
 
 
-def finish(program: subprocess.Popen[str], said: str = "") -> Any:
+def finish(program: subprocess.Popen[str], text: str = "") -> Any:
     """What the program printed last, as JSON. It must end well."""
     try:
-        out, err = program.communicate(said, timeout=PATIENCE_S)
+        out, err = program.communicate(text, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         # Its children are in its group.
         os.killpg(program.pid, signal.SIGKILL)

@@ -27,8 +27,8 @@ ALIASES = {
 
 
 def alias_files() -> list[Path]:
-    found = [*SRC.glob("*.py"), *(SRC / "hermes_cli").rglob("*.py"), *(SRC / "gateway").rglob("*.py")]
-    return sorted(path for path in found if path.name != "__init__.py")
+    paths = [*SRC.glob("*.py"), *(SRC / "hermes_cli").rglob("*.py"), *(SRC / "gateway").rglob("*.py")]
+    return sorted(path for path in paths if path.name != "__init__.py")
 
 
 @pytest.mark.parametrize(("alias", "real"), [(alias, real) for alias, (real, _) in ALIASES.items()])
@@ -56,8 +56,8 @@ def check_imports(*pairs: tuple[str, str]) -> None:
     """Import both of each pair, in this order, in a process of their own."""
     checks = [f"import {a}, {b}; assert sys.modules[{a!r}] is sys.modules[{b!r}]" for a, b in pairs]
     code = "\n".join(["import sys", *checks])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("alias", ALIASES)
@@ -78,5 +78,5 @@ def test_alias_files_have_no_logic(path: Path) -> None:
 
 
 def test_every_alias_file_is_listed() -> None:
-    found = {".".join(path.relative_to(SRC).with_suffix("").parts) for path in alias_files()}
-    assert set(ALIASES) <= found
+    modules = {".".join(path.relative_to(SRC).with_suffix("").parts) for path in alias_files()}
+    assert set(ALIASES) <= modules

@@ -18,8 +18,8 @@ async def test_bench_client_counts_tokens_of_model(say: str, stream: bool, token
     client = await connect(url)
     try:
         for _ in range(2):
-            seen = await client.ask(chat(say, stream=stream))
-            assert (seen.status, seen.tokens) == (200, tokens)
+            answer = await client.ask(chat(say, stream=stream))
+            assert (answer.status, answer.tokens) == (200, tokens)
     finally:
         client.close()
         server.close()
@@ -41,8 +41,8 @@ async def test_bench_counts_token_once_for_any_packet_cut(head: bytes) -> None:
     client = Client()
     client.connection_made(Nowhere())
     for cut in range(1, len(answer)):
-        done = client.ask(chat("burst-2"))
+        response = client.ask(chat("burst-2"))
         client.data_received(answer[:cut])
-        assert not done.done()
+        assert not response.done()
         client.data_received(answer[cut:])
-        assert done.result().tokens == 2, cut
+        assert response.result().tokens == 2, cut

@@ -169,10 +169,10 @@ def test_tools_connect_through_url_guard_only() -> None:
 
 def opened(tree: ast.AST) -> list[tuple[str, str, int]]:
     """Where files are opened without a guard. Without an owner only `open` is one of these, not a function of ours."""
-    found = [item for item in called(tree) if item[0] in OPENERS and item[1] not in GUARDED]
+    items = [item for item in called(tree) if item[0] in OPENERS and item[1] not in GUARDED]
     bare = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     ours = {(func.id, func.lineno) for func in bare if isinstance(func, ast.Name) and func.id != "open"}
-    return [item for item in found if (item[0], item[2]) not in ours]
+    return [item for item in items if (item[0], item[2]) not in ours]
 
 
 # The sandbox opens what it mounts and what the kernel says of its processes; nothing of that is sent to a model.

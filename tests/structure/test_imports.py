@@ -25,27 +25,27 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
-def ran(arguments: list[str], home: Path) -> tuple[str, set[str]]:
+def run_and_list_modules(arguments: list[str], home: Path) -> tuple[str, set[str]]:
     """What a command printed, and the modules it loaded."""
     code = PROBE.format(arguments=arguments)
     environ = {**os.environ, "HERMES_HOME": str(home)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environ)
-    assert done.returncode == 0, done.stderr
-    *printed, modules = done.stdout.strip().splitlines()
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environ)
+    assert result.returncode == 0, result.stderr
+    *printed, modules = result.stdout.strip().splitlines()
     return "\n".join(printed), set(json.loads(modules))
 
 
 def test_version_imports_little(tmp_path: Path) -> None:
-    printed, modules = ran(["--version"], tmp_path / "home")
+    printed, modules = run_and_list_modules(["--version"], tmp_path / "home")
     assert hermes.__version__ in printed and "exit 0" in printed
     assert not {name for name in modules if name.partition(".")[0] in {*HEAVY} - {"msgspec"}}
     assert not {name for name in modules if name.startswith(("hermes.tools.", "hermes.providers."))}
     assert not (tmp_path / "home").exists(), "telling the version touches no home"
 
 
-def test_the_version_says_where_commands_run_without_trying(tmp_path: Path) -> None:
+def test_version_names_the_sandbox_without_probing(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("terminal: {backend: docker}\n")
-    printed, modules = ran(["--version"], tmp_path)
+    printed, modules = run_and_list_modules(["--version"], tmp_path)
     assert "sandbox docker" in printed and not modules & {"hermes.sandbox.choose", "asyncio"}
 
 
@@ -61,25 +61,30 @@ assert context.verify_mode == ssl.CERT_REQUIRED and context.check_hostname
 made().wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="a")
 assert made().cert_store_stats()["x509_ca"]
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("module", ["hermes", "hermes.core.failures", "hermes.agent.assembler", "hermes.core.tokens"])
 def test_pure_modules_import_no_heavy_libraries(module: str) -> None:
     code = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in json.loads(result.stdout)}
     assert not loaded & ({*HEAVY, "asyncio", "ssl"} - {"msgspec"})
 
 
 def test_facade_imports_no_optional_library() -> None:
     code = "import json, sys, run_agent; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not set(json.loads(done.stdout)) & {"openai", "anthropic", "PIL", "yaml", "ruamel"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(json.loads(result.stdout)) & {"openai", "anthropic", "PIL", "yaml", "ruamel"}
 
 
 def test_server_imports_no_mcp_sdk_before_use() -> None:
     code = "import json, sys, hermes.server.application, hermes.server.runner; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {name.partition(".")[0] for name in json.loads(done.stdout)} & {"mcp", "mcp_types", "pydantic", "anyio"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {name.partition(".")[0] for name in json.loads(result.stdout)} & {
+        "mcp",
+        "mcp_types",
+        "pydantic",
+        "anyio",
+    }

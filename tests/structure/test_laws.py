@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import hermes
-from agent.house import KEY, House, nothing_left, product_tasks, tool
+from agent.harness import KEY, Harness, nothing_left, product_tasks, tool
 from hermes.guards.secrets import Secrets
 from hermes.providers.base import Credential
 from hermes.tools import memory
@@ -98,9 +98,9 @@ def code_of(path: Path) -> list[tuple[int, str]]:
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and first.end_lineno:
                 docs.update(range(first.lineno, first.end_lineno + 1))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    spoken = [t for t in tokens if t.type in (tokenize.NAME, tokenize.STRING) and t.start[0] not in docs]
+    text_tokens = [t for t in tokens if t.type in (tokenize.NAME, tokenize.STRING) and t.start[0] not in docs]
     # A sentence for a person decides nothing.
-    return [(token.start[0], token.string) for token in spoken if token.string.count(" ") < 3]
+    return [(token.start[0], token.string) for token in text_tokens if token.string.count(" ") < 3]
 
 
 def modules() -> list[Path]:
@@ -133,26 +133,26 @@ def imported(path: Path) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             node.body = [ast.Pass()]
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            modules.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+            modules.add(node.module)
+    return modules
 
 
 @pytest.mark.parametrize("name", [*PURE, *TRANSLATORS, *FOLD])
 def test_pure_modules_import_no_io(name: str) -> None:
     imports = imported(ROOT / name)
-    assert {one for one in imports if one in IMPURE or one.split(".")[0] in IMPURE} == set()
+    assert {module for module in imports if module in IMPURE or module.split(".")[0] in IMPURE} == set()
 
 
 @pytest.mark.parametrize("name", PURE)
 def test_pure_modules_import_only_pure_modules(name: str) -> None:
     allowed = {n.removesuffix(".py").replace("/", ".") for n in [*PURE, *FOLD]}
-    ours = {one for one in imported(ROOT / name) if one.startswith("hermes")}
-    assert {one for one in ours if one.removeprefix("hermes.") not in allowed} == set()
+    ours = {module for module in imported(ROOT / name) if module.startswith("hermes")}
+    assert {module for module in ours if module.removeprefix("hermes.") not in allowed} == set()
 
 
 @pytest.mark.parametrize("name", [*PURE, *TRANSLATORS, *FOLD])
@@ -166,64 +166,64 @@ def test_pure_modules_open_nothing_and_keep_no_state(name: str) -> None:
 # ---- L1, L2, L11
 
 
-async def test_live_run_uses_one_task(house: House, server: ModelServer) -> None:
+async def test_live_run_uses_one_task(harness: Harness, server: ModelServer) -> None:
     server.repeat, server.script = True, [Reply(text=["Once ", "upon"], gap_s=60)]
     before = len(asyncio.all_tasks())
-    specs = [house.spec(server) for _ in range(20)]
+    specs = [harness.spec(server) for _ in range(20)]
     for spec in specs:
-        await house.engine.start(spec)
+        await harness.engine.start(spec)
     await server.until(lambda: server.open_streams == 20)
     # One for each run, and one that renews the leases of all.
     await until(lambda: len(product_tasks()) <= 21)
     # The server's own: a connection and an answer each.
     await until(lambda: len(asyncio.all_tasks()) - before <= 21 + 2 * 20)
-    await house.engine.drain(0)
+    await harness.engine.drain(0)
     await nothing_left(server)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_default_executor_is_never_used(house: House, server: ModelServer, host: str) -> None:
-    house.offer(memory.TOOL, tool("look", lambda _, __: {"ok": True}))
+async def test_default_executor_is_never_used(harness: Harness, server: ModelServer, host: str) -> None:
+    harness.offer(memory.TOOL, tool("look", lambda _, __: {"ok": True}))
     server.script = [
         Reply(
             tool_calls=[Call("memory", {"target": "memory", "action": "add", "content": "Likes tea."}), Call("look")]
         ),
         Reply(text="Done."),
     ]
-    ran = await house.run(f"http://{host}:{server.port}", persist=True)
-    assert ran.result["final_response"] == "Done."
+    run = await harness.run(f"http://{host}:{server.port}", persist=True)
+    assert run.result["final_response"] == "Done."
     assert asyncio.get_running_loop()._default_executor is None  # type: ignore[attr-defined]
 
 
-async def test_ended_run_leaves_no_transcript_in_memory(house: House, server: ModelServer) -> None:
-    house.offer(tool("look"))
-    marker = f"a needle {id(house)} in the haystack"
+async def test_ended_run_leaves_no_transcript_in_memory(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look"))
+    marker = f"a needle {id(harness)} in the haystack"
     server.script = [Reply(text=marker, tool_calls=[Call("look", {"a": marker})]), Reply(text=f"{marker} again")]
 
     async def turn() -> None:
-        await house.engine.run(house.spec(server, marker))
+        await harness.engine.run(harness.spec(server, marker))
 
     # In a task of its own, so that no frame of the test holds on to what it has passed.
     await asyncio.create_task(turn())
     server.requests.clear()
     await nothing_left(server)
     gc.collect()
-    kept = [thing for thing in gc.get_objects() if _holds(thing, marker)]
+    things = [thing for thing in gc.get_objects() if _holds(thing, marker)]
     # The test's own frame and what it scripted are not the product's.
-    assert [type(thing).__name__ for thing in kept if _of_the_product(thing)] == []
+    assert [type(thing).__name__ for thing in things if _of_the_product(thing)] == []
 
 
 @pytest.mark.parametrize("source", ["api_server", "cli"])
 @pytest.mark.parametrize("with_tools", [False, True])
 async def test_turn_creates_no_reference_cycles(
-    house: House, server: ModelServer, source: str, with_tools: bool
+    harness: Harness, server: ModelServer, source: str, with_tools: bool
 ) -> None:
-    house.offer(tool("look"))
+    harness.offer(tool("look"))
     called = [Reply(text="I look.", tool_calls=[Call("look", {})])] if with_tools else []
 
     async def turn() -> None:
         server.script = [*called, Reply(text="Done.")]
-        await house.engine.run(house.spec(server, "What is there?", source=source, persist=True))
+        await harness.engine.run(harness.spec(server, "What is there?", source=source, persist=True))
         server.requests.clear()
         await nothing_left(server)
 
@@ -234,12 +234,12 @@ async def test_turn_creates_no_reference_cycles(
         await asyncio.create_task(turn())
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
-        left = [type(thing).__name__ for thing in gc.garbage if str(type(thing).__module__).startswith("hermes.")]
+        names = [type(thing).__name__ for thing in gc.garbage if str(type(thing).__module__).startswith("hermes.")]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-    assert left == []
+    assert names == []
 
 
 def _holds(thing: object, marker: str) -> bool:
@@ -256,7 +256,7 @@ def _holds(thing: object, marker: str) -> bool:
 def _of_the_product(thing: object) -> bool:
     if str(type(thing).__module__).startswith("hermes."):
         return True
-    return any(str(type(one).__module__).startswith("hermes.") for one in gc.get_referrers(thing))
+    return any(str(type(item).__module__).startswith("hermes.") for item in gc.get_referrers(thing))
 
 
 # ---- what must not hold up the loop
@@ -272,8 +272,8 @@ def test_redaction_time_is_linear(text: str) -> None:
     assert time.perf_counter() - before < 0.1
 
 
-async def test_long_tool_result_does_not_block_loop(house: House, server: ModelServer) -> None:
-    house.offer(tool("look", lambda _, __: {"data": "Zm94" * 3_000}))
+async def test_long_tool_result_does_not_block_loop(harness: Harness, server: ModelServer) -> None:
+    harness.offer(tool("look", lambda _, __: {"data": "Zm94" * 3_000}))
     server.script = [Reply(tool_calls=[Call("look")]), Reply(text="Done.")]
     longest = 0.0
 
@@ -285,9 +285,9 @@ async def test_long_tool_result_does_not_block_loop(house: House, server: ModelS
             longest = max(longest, time.perf_counter() - before)
 
     watching = asyncio.create_task(watch())
-    ran = await house.run(server)
+    run = await harness.run(server)
     watching.cancel()
-    assert ran.result["final_response"] == "Done."
+    assert run.result["final_response"] == "Done."
     assert longest < 0.1
 
 
@@ -323,14 +323,14 @@ async def test_turn_imports_no_vendor_library(server: ModelServer) -> None:
 
 
 async def test_logs_above_debug_contain_no_conversation_text(
-    house: House, server: ModelServer, caplog: pytest.LogCaptureFixture
+    harness: Harness, server: ModelServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    house.offer(tool("look", lambda _, __: {"saw": "NEEDLE"}))
+    harness.offer(tool("look", lambda _, __: {"saw": "NEEDLE"}))
     server.script = [
         Reply(reset_before_headers=True),
         Reply(text="NEEDLE", tool_calls=[Call("look", {"a": "NEEDLE"})]),
         Reply(text="NEEDLE again"),
     ]
-    await house.run(server, "NEEDLE", persist=True)
+    await harness.run(server, "NEEDLE", persist=True)
     assert "NEEDLE" not in caplog.text

@@ -29,8 +29,8 @@ def test_simulated_runs_are_neither_lost_nor_started_twice(seconds: float) -> No
     outcome = cell.simulate(seconds)
     assert outcome.arrived == outcome.ended + outcome.unfinished
     queued = [number for queue in cell.queues.values() for number in queue]
-    held = [number for numbers in cell.held for number in numbers]
-    assert sorted([*cell.submitting, *queued, *cell.taking, *held, *cell.orphans]) == sorted(cell.runs)
+    numbers = [number for numbers in cell.held for number in numbers]
+    assert sorted([*cell.submitting, *queued, *cell.taking, *numbers, *cell.orphans]) == sorted(cell.runs)
     assert outcome.ended > 0
 
 

@@ -25,8 +25,10 @@ LOCKED_EXTRAS = ("sdk", "images", "web", "mcp", "acp", "otel", "postgres", "nats
 def entries(path: Path) -> list[tuple[Requirement, list[str]]]:
     """Every requirement of a lock with its hashes."""
     lines = re.sub(r"\\\n", " ", path.read_text()).splitlines()
-    given = [line for line in lines if line and not line.startswith("#")]
-    return [(Requirement(line.split(" --hash")[0]), re.findall(r"--hash=sha256:(\w+)", line)) for line in given]
+    requirement_lines = [line for line in lines if line and not line.startswith("#")]
+    return [
+        (Requirement(line.split(" --hash")[0]), re.findall(r"--hash=sha256:(\w+)", line)) for line in requirement_lines
+    ]
 
 
 LOCKED = entries(LOCK)
@@ -43,14 +45,14 @@ def test_locked_packages_have_one_version_and_hashes() -> None:
 def test_lock_satisfies_project_requirements() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *(w for e in LOCKED_EXTRAS for w in project["optional-dependencies"][e])]
-    pins = {canonicalize_name(found.name): next(iter(found.specifier)).version for found, _ in LOCKED}
+    pins = {canonicalize_name(requirement.name): next(iter(requirement.specifier)).version for requirement, _ in LOCKED}
     for requirement in map(Requirement, wanted):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)], prereleases=True), requirement
 
 
 def test_installed_packages_match_lock() -> None:
-    meant = [found for found, _ in LOCKED if found.marker is None or found.marker.evaluate()]
-    pins = {found.name: next(iter(found.specifier)).version for found in meant}
+    required = [requirement for requirement, _ in LOCKED if requirement.marker is None or requirement.marker.evaluate()]
+    pins = {requirement.name: next(iter(requirement.specifier)).version for requirement in required}
     assert {name: metadata.version(name) for name in pins} == pins
 
 
@@ -69,19 +71,20 @@ def test_sbom_is_valid_cyclonedx(bom: str) -> None:
 def test_sbom_lists_every_locked_package_with_hashes(bom: str) -> None:
     document: dict[str, Any] = json.loads(bom)
     listed = {
-        (component["name"], component["version"]): sorted(found["content"] for found in component["hashes"])
+        (component["name"], component["version"]): sorted(digest["content"] for digest in component["hashes"])
         for component in document["components"]
     }
     both = [*LOCKED, *entries(ROOT / "src" / "hermes" / "local" / "runtime.txt")]
     assert listed == {
-        (canonicalize_name(found.name), next(iter(found.specifier)).version): sorted(hashes) for found, hashes in both
+        (canonicalize_name(requirement.name), next(iter(requirement.specifier)).version): sorted(hashes)
+        for requirement, hashes in both
     }
     needs = {entry["ref"]: entry["dependsOn"] for entry in document["dependencies"]}
     assert any(place.startswith("pkg:pypi/aiohttp@") for place in needs[document["metadata"]["component"]["bom-ref"]])
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "words"),
+    ("text", "code", "message"),
     [
         ("nothing", 0, "skipped, its database cannot be reached"),
         ('{"dependencies": [{"name": "a", "version": "1", "vulns": []}]}', 0, "1 packages checked, 0 known faults"),
@@ -94,14 +97,14 @@ def test_sbom_lists_every_locked_package_with_hashes(bom: str) -> None:
     ],
 )
 def test_audit_distinguishes_findings_from_unreachable_database(
-    tmp_path: Path, said: str, code: int, words: str
+    tmp_path: Path, text: str, code: int, message: str
 ) -> None:
-    (tmp_path / "pip_audit.py").write_text(f"print({said!r})")
-    done = subprocess.run(
+    (tmp_path / "pip_audit.py").write_text(f"print({text!r})")
+    result = subprocess.run(
         [sys.executable, ROOT / "scripts" / "audit.py"],
         check=False,
         env={"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, words in done.stdout) == (code, True), done
+    assert (result.returncode, message in result.stdout) == (code, True), result

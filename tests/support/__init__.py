@@ -1,1 +1,1 @@
-"""What the tests stand on: servers and helpers that are no part of the product."""
+"""Servers and helpers of the tests."""

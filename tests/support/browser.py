@@ -1,4 +1,4 @@
-"""A real browser at a real server with its scripted model."""
+"""A real browser with pages of a real server, whose model is scripted."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _EXPECTED = ("Failed to load resource", "net::ERR_")
 
 def executable() -> str:
     """The machine's own browser; none is ever downloaded."""
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
+    program = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if program is None:
         raise FileNotFoundError("There is no Chromium here. On Debian and Ubuntu: apt-get install chromium")
-    return found
+    return program
 
 
 @asynccontextmanager
@@ -53,7 +53,7 @@ async def say(page: Page, text: str) -> None:
 
 
 class Site:
-    """A server with its scripted model, and windows that look at it."""
+    """A server with its scripted model, and browser windows that show its page."""
 
     def __init__(self, browser: Browser, model: ModelServer, folder: Path) -> None:
         self.browser, self.model, self.folder = browser, model, folder
@@ -79,7 +79,7 @@ class Site:
         return context
 
     async def open(self, path: str = "", context: BrowserContext | None = None, **options: Any) -> Page:
-        """A window with the page."""
+        """Open a window with the page."""
         page = await (context or await self.context(**options)).new_page()
         page.on("console", self._said)
         page.on("pageerror", lambda error: self.complaints.append(f"{error}\n{error.stack}"))
@@ -100,7 +100,7 @@ class Site:
 
 @asynccontextmanager
 async def serving_site() -> AsyncIterator[Site]:
-    """A site of its own, for scripts."""
+    """A site for scripts outside pytest."""
     async with started_browser() as browser, ModelServer() as model:
         with tempfile.TemporaryDirectory() as folder:
             site = Site(browser, model, Path(folder))

@@ -28,7 +28,7 @@ class CommitProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def lose_next(self, loss: Loss) -> None:
-        """What happens to the next COMMIT."""
+        """Lose this part of the next COMMIT."""
         self._losses.append(loss)
 
     @property
@@ -36,7 +36,7 @@ class CommitProxy:
         return bool(self._losses)
 
     def deliver_late(self) -> None:
-        """Send what was withheld, and return when the server has done with it."""
+        """Send the withheld data, and return when the server has processed it."""
         server, data = self._late.pop()
         with contextlib.suppress(OSError):  # the server may have closed the connection
             server.sendall(data)

@@ -1,4 +1,4 @@
-"""Ways of cutting a text into pieces, for parts that must not care how a stream was cut."""
+"""Ways of splitting a text into pieces, for code whose result must not depend on how a stream is chunked."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 
 
 def cut(whole: AnyStr, places: Iterable[int]) -> list[AnyStr]:
-    """The pieces between these places."""
+    """Split at these offsets."""
     return [whole[a:b] for a, b in pairwise([0, *sorted(places), len(whole)])]
 
 
 def cuts(whole: AnyStr, pieces: int) -> Iterator[list[AnyStr]]:
-    """All divisions into exactly so many pieces, none of them empty."""
+    """All splits into exactly that many non-empty pieces."""
     return (cut(whole, places) for places in combinations(range(1, len(whole)), pieces - 1))
 
 
 def all_cuts(whole: AnyStr) -> Iterator[list[AnyStr]]:
-    """In one, two and three pieces, and into single characters."""
+    """All splits into one, two and three pieces, and the one into single characters."""
     for pieces in (1, 2, 3):
         yield from cuts(whole, pieces)
     yield cut(whole, range(1, len(whole)))
 
 
 def any_cut(data: st.DataObject, whole: AnyStr) -> list[AnyStr]:
-    """Some division, empty pieces among them."""
+    """A random split, which may have empty pieces."""
     return cut(whole, data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))

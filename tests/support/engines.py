@@ -71,7 +71,7 @@ def shared(name: str, make: Callable[[Path], Engine]) -> Iterator[str]:
 
 
 def _stop_unused(folder: Path, make: Callable[[Path], Engine], flags: int = 0) -> None:
-    """Also what a run has left behind that was killed."""
+    """Stop a server without users, also one left behind by a killed test run."""
     with _users(folder, flags) as users:
         if not users:
             make(folder).stop()
@@ -137,7 +137,7 @@ def with_database(url: str, name: str) -> str:
 
 
 def execute(url: str, *statements: str) -> None:
-    """Each in a transaction of its own."""
+    """Run each statement in its own transaction."""
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:

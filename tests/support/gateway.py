@@ -28,7 +28,7 @@ CUT = (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError)
 
 
 class Gateway:
-    """The server of one home, which may be ended and started again."""
+    """The server of one home, which can be stopped and restarted."""
 
     # Where it listens; 0: at an address of its own each time.
     port = 0
@@ -39,8 +39,8 @@ class Gateway:
         """`within` is a command that starts the server, whose own it is given; `environ` is added to the environment."""
         self.folder, self.url, self._within, self._environ = folder, "", within, dict(environ or {})
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        told = {"auxiliary": {"title_generation": {"enabled": False}}, "cron": {"enabled": False}, **settings}
-        (folder / "config.yaml").write_text(yaml.safe_dump(told))
+        config = {"auxiliary": {"title_generation": {"enabled": False}}, "cron": {"enabled": False}, **settings}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
         self.process: asyncio.subprocess.Process
         self.client: aiohttp.ClientSession
 
@@ -48,55 +48,55 @@ class Gateway:
         """Start it, or start it again once everybody has noticed that it is gone; it listens afterwards."""
         command = (*self._within, sys.executable, "-m", "hermes", "gateway", "run", "--port", str(self.port))
         env = {**os.environ, "HERMES_HOME": str(self.folder), **self._environ}
-        with (self.folder / "stderr.txt").open("ab") as said, patch.object(subprocess, "Popen", HermesProcess):
+        with (self.folder / "stderr.txt").open("ab") as file, patch.object(subprocess, "Popen", HermesProcess):
             self.process = await asyncio.create_subprocess_exec(
-                *command, stdout=asyncio.subprocess.PIPE, stderr=said, env=env
+                *command, stdout=asyncio.subprocess.PIPE, stderr=file, env=env
             )
         assert self.process.stdout is not None
         line = (await asyncio.wait_for(self.process.stdout.readline(), _START_S)).decode()
-        found = re.search(r"listening on (http://\S+)", line)
-        assert found, self.said
+        match = re.search(r"listening on (http://\S+)", line)
+        assert match, self.stderr_text
         if self.url:
             await self.client.close()
-        self.url = found[1]
+        self.url = match[1]
         self.client = aiohttp.ClientSession(
             self.url, connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(None)
         )
 
     async def end(self, number: int = signal.SIGKILL) -> int:
-        """End it; its exit code."""
+        """Stop it, and return the exit code."""
         if self.process.returncode is None:
             self.process.send_signal(number)
-        return await self.ended()
+        return await self.wait_for_exit()
 
-    async def ended(self) -> int:
-        """Wait for its end; its exit code."""
+    async def wait_for_exit(self) -> int:
+        """Wait until it exits, and return the exit code."""
         return await asyncio.wait_for(self.process.wait(), SURELY_S)
 
     @property
-    def said(self) -> str:
-        """What it has said on standard error."""
+    def stderr_text(self) -> str:
+        """Its standard error so far."""
         return (self.folder / "stderr.txt").read_text()
 
     async def get(self, path: str, status: int = 200) -> Json:
-        """The answer to a request that has this status."""
+        """GET, check the status, and return the JSON body."""
         async with self.client.get(path) as response:
             assert response.status == status, f"GET {path}: {response.status} {await response.text()}"
-            found: Json = await response.json()
-            return found
+            body: Json = await response.json()
+            return body
 
     async def post(self, path: str, body: Json, status: int = 200, **headers: str) -> Json:
-        """The same with a body."""
+        """POST a JSON body, check the status, and return the JSON body."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self.client.post(path, json=body, headers=named) as response:
             assert response.status == status, f"POST {path}: {response.status} {await response.text()}"
-            found: Json = await response.json()
-            return found
+            payload: Json = await response.json()
+            return payload
 
 
 @asynccontextmanager
 async def serving(folder: Path, **settings: Any) -> AsyncIterator[Gateway]:
-    """A running server, gone afterwards."""
+    """Run a server, and stop it afterwards."""
     gateway = Gateway(folder, **settings)
     await gateway.start()
     try:
@@ -107,7 +107,7 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[Gateway]:
 
 
 async def until(happened: Callable[[], Any], seconds: float = SURELY_S) -> None:
-    """Wait for something."""
+    """Wait until the condition holds."""
     async with asyncio.timeout(seconds):
         while not happened():
             await asyncio.sleep(0.005)

@@ -24,7 +24,7 @@ def loop_steps() -> Iterator[Steps]:
     steps, count = Steps(), 0
     run = asyncio.events.Handle._run
 
-    def counted(frame: Any, event: str, argument: Any) -> None:
+    def count_steps(frame: Any, event: str, argument: Any) -> None:
         nonlocal count
         if event in ("call", "c_call") and "/src/hermes/" in frame.f_code.co_filename:
             count += 1
@@ -36,7 +36,7 @@ def loop_steps() -> Iterator[Steps]:
         steps.most, steps.all = max(steps.most, count), steps.all + count
 
     asyncio.events.Handle._run = run_counted  # type: ignore[method-assign]
-    sys.setprofile(counted)
+    sys.setprofile(count_steps)
     try:
         yield steps
     finally:

@@ -41,7 +41,7 @@ _LINGER_NOT = struct.pack("ii", 1, 0)
 
 @dataclass
 class Request:
-    """A request as it came, and what became of its answer; the first one's number is 1."""
+    """A received request and the state of its response; numbers start at 1."""
 
     number: int
     path: str
@@ -90,16 +90,16 @@ class Delivery:
 
 
 class ModelServer:
-    """Answers each request with the next reply of `script`, or with what `handler` makes of it."""
+    """Answers each request with the next reply of `script`, or with the reply that `handler` returns."""
 
     def __init__(self, *script: Reply, handler: Handler | None = None, repeat: bool = False) -> None:
         self._script = list(script)
         self.handler = handler
         # Whether the last reply of the script answers all further requests.
         self.repeat = repeat
-        # What is told of models; None: it tells nothing.
+        # The body of the model list; None: the route is not found.
         self.models: list[dict[str, Any]] | None = None
-        # With a key, models are told only to who shows it.
+        # If set, the list is returned only to requests with this key.
         self.listing_key = ""
         self.requests: list[Request] = []
         self.open_streams = 0
@@ -143,16 +143,16 @@ class ModelServer:
         return web.json_response({"data": self.models or []}, status=404 if self.models is None else 200)
 
     async def stop(self) -> None:
-        """End every response where it stands, and leave neither a socket nor a task."""
+        """Abort all responses, and close all sockets and tasks."""
         if self._runner is None:
             return
         self._stopping = True
         runner, self._runner = self._runner, None
-        left = [*self._active, *self._connections]
+        remaining = [*self._active, *self._connections]
         for task in self._active:
             task.cancel()
         await runner.cleanup()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*remaining, return_exceptions=True)
         # A connection that never asked anything is known to the runner alone, which cancels without waiting.
         await asyncio.sleep(0)
 
@@ -165,7 +165,7 @@ class ModelServer:
         await self.stop()
 
     async def until(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
-        """Wait until the condition holds; it is looked at whenever a request comes or a response ends."""
+        """Wait until the condition holds; it is checked whenever a request arrives or a response ends."""
         async with asyncio.timeout(timeout):
             while not condition():
                 await self._tick.wait()
@@ -228,8 +228,8 @@ class ModelServer:
     async def _next_reply(self, record: Request) -> Reply:
         if self.handler is not None:
             try:
-                made = self.handler(record)
-                return await made if inspect.isawaitable(made) else made
+                reply = self.handler(record)
+                return await reply if inspect.isawaitable(reply) else reply
             except Exception as error:
                 return Reply(status=500, error=f"the test's handler failed: {error!r}")
         if not self._script:
@@ -244,32 +244,32 @@ async def _parsed(raw: web.Request) -> Json:
         body = None
     if isinstance(body, dict):
         return body
-    told = error_body(PATHS[raw.path], 400, "The body is not a JSON object.")
-    raise web.HTTPBadRequest(text=dump(told), content_type="application/json")
+    error = error_body(PATHS[raw.path], 400, "The body is not a JSON object.")
+    raise web.HTTPBadRequest(text=dump(error), content_type="application/json")
 
 
 def _delivery(record: Request, reply: Reply) -> Delivery:
     protocol, body, key = record.protocol, record.body, record.key
     failed = failure(protocol, reply, body, key)
     if failed is not None:
-        status, told = failed
+        status, error = failed
         if reply.raw is not None and status == reply.status:
             return Delivery(status, "text/html", [(0.0, raw_bytes(reply.raw))])
-        return Delivery(status, "application/json", [(0.0, dump(told).encode())])
+        return Delivery(status, "application/json", [(0.0, dump(error).encode())])
     if not record.stream or reply.as_json:
         return Delivery(200, "application/json", [(0.0, plain_bytes(protocol, reply, body, key))])
     return Delivery(200, "text/event-stream", _timed(stream_parts(protocol, reply, body, key), reply))
 
 
 def _timed(parts: list[tuple[bool, bytes]], reply: Reply) -> list[tuple[float, bytes]]:
-    """The parts with the pause before each: between one piece and the next."""
+    """The parts, each with the pause before it: pauses are between pieces."""
     if reply.packets and not reply.gap_s:
         # Packets know nothing of events.
         return [(0.0, b"".join(data for _, data in parts))]
-    timed, begun = [], False
+    timed, has_started = [], False
     for piece, data in parts:
-        timed.append((reply.gap_s if piece and begun else 0.0, data))
-        begun = begun or piece
+        timed.append((reply.gap_s if piece and has_started else 0.0, data))
+        has_started = has_started or piece
     return timed
 
 
@@ -301,20 +301,20 @@ def _limit(reply: Reply, delivery: Delivery) -> int | None:
 
 async def _write(response: web.StreamResponse, record: Request, delivery: Delivery, limit: int | None) -> None:
     assert record.reply is not None
-    left = delivery.size if limit is None else min(limit, delivery.size)
+    size = delivery.size if limit is None else min(limit, delivery.size)
     sizes = _sizes(record.reply.packets)
     for pause, data in delivery.parts:
-        if left <= 0:
+        if size <= 0:
             return
         if pause:
             await asyncio.sleep(pause)
-        for packet in _packets(data[:left], sizes):
+        for packet in _packets(data[:size], sizes):
             await response.write(packet)
             record.sent += len(packet)
             if sizes is not None:
                 # Without a turn of the loop the kernel would hand the packets over as one.
                 await asyncio.sleep(0)
-        left -= len(data)
+        size -= len(data)
 
 
 def _sizes(packets: int | list[int] | None) -> Iterator[int] | None:
@@ -335,7 +335,7 @@ def _packets(data: bytes, sizes: Iterator[int] | None) -> Iterator[bytes]:
 
 
 async def _stall(raw: web.Request, response: web.StreamResponse, reply: Reply) -> None:
-    """Say nothing more until the client leaves or the server stops.
+    """Send nothing more until the client disconnects or the server stops.
 
     Either cancels this, but for a client that had left before the handler began: hence the look at the connection.
     """

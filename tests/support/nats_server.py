@@ -56,7 +56,7 @@ class NatsServer:
             time.sleep(0.01)
 
     def stop(self, *, forget: bool = False) -> None:
-        """End it; with `forget`, all that its streams hold is gone too."""
+        """Stop it; with `forget`, delete its streams as well."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -91,7 +91,7 @@ def nats_server(folder: Path, *options: str, jetstream: bool = True) -> Iterator
 
 
 async def eventually(happened: object, seconds: float = 60.0) -> None:
-    """Wait until a function, or coroutine function, gives something true."""
+    """Wait until a function or coroutine function returns a true value."""
     async with asyncio.timeout(seconds):
         while True:
             result = happened()  # type: ignore[operator]

@@ -89,14 +89,14 @@ class HermesProcess(subprocess.Popen[Any]):
             "env": environ,
             "session": start_new_session,
         }
-        stdio = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
+        stdio = [own if fd == -1 else fd for own, fd in enumerate((p2cread, c2pwrite, errwrite))]
         self.pid = _preloaded().fork(request, stdio)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
 
 class _Preloaded:
-    """The process that forks, from the side of the test process."""
+    """Client of the forking process, used in the test process."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -125,7 +125,7 @@ _preloaded = functools.cache(_Preloaded)
 
 @contextlib.contextmanager
 def _adopting() -> Any:
-    """Meanwhile, descendants whose parent has ended become children of this process."""
+    """Make orphaned descendants children of this process (subreaper)."""
     _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         yield
@@ -157,7 +157,7 @@ def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def _become(request: dict[str, Any], fds: list[int]) -> None:
-    """Be what an executed process would be."""
+    """Set up session, descriptors, folder and environment like an executed process."""
     if request["session"]:
         os.setsid()
     for number, fd in enumerate(fds):

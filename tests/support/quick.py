@@ -1,4 +1,4 @@
-"""What happens at once, shown on a machine that may be busy: of several tries one is quick."""
+"""Checks that something is fast on a machine that may be busy: one of several attempts must be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _TRIES = 10
 
 
 async def once_within(seconds: float, attempt: Callable[[], Awaitable[float]]) -> None:
-    """Make an attempt, which says how long it took, until one took less than this."""
+    """Repeat the attempt, which returns its seconds, until one takes less than this."""
     took: list[float] = []
     while len(took) < _TRIES:
         took.append(await attempt())

@@ -15,17 +15,17 @@ _ENDS = ("", "\x01\n")
 
 
 def attacks(pattern: re.Pattern[str]) -> list[tuple[str, str, str]]:
-    """Beginnings, what is to be repeated after them, and ends."""
+    """Triples of a prefix, a text to repeat, and a suffix."""
     tree = parser.parse(pattern.pattern, pattern.flags)
-    found: dict[tuple[str, str, str], None] = {}
+    attempts: dict[tuple[str, str, str], None] = {}
     for begin, repeated in _pumps(tree, ("",)):
         for end in _ENDS:
-            found[begin, repeated, end] = None
-    return list(found)
+            attempts[begin, repeated, end] = None
+    return list(attempts)
 
 
 def _pumps(nodes: Any, before: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Every beginning of the pattern repeated; and every repetition in it, drawn out after what precedes it."""
+    """Prefix and text to repeat: each prefix of the pattern, and the body of each quantifier after what precedes it."""
     reached = before
     for index, (op, arg) in enumerate(nodes):
         here = _samples(op, arg)
@@ -69,8 +69,8 @@ def _samples(op: Any, arg: Any) -> list[str]:
     if op is ops.LITERAL:
         return [chr(arg)]
     if op in (ops.NOT_LITERAL, ops.ANY, ops.IN):
-        one = re.compile(_source(op, arg), re.S)
-        fitting = [char for char in _SAMPLES if one.fullmatch(char)]
+        matcher = re.compile(_source(op, arg), re.S)
+        fitting = [char for char in _SAMPLES if matcher.fullmatch(char)]
         named = [chr(value) for kind, value in (arg if op is ops.IN else ()) if kind is ops.LITERAL]
         return list(dict.fromkeys([*fitting[:1], *(char for char in named if char in fitting), *fitting[-1:]]))[:4]
     if op in (ops.MAX_REPEAT, ops.MIN_REPEAT, ops.POSSESSIVE_REPEAT):

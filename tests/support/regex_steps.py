@@ -67,10 +67,10 @@ class Matcher:
         return matches[0] if len(matches) == 1 else run
 
     def _node(self, op: Any, arg: Any, flags: int) -> Match:
-        if (one := self._one(op, arg, flags)) is not None:
+        if (matches_one := self._one(op, arg, flags)) is not None:
 
             def char(at: int, then: Next) -> int | None:
-                return then(at + 1) if one(at) else None
+                return then(at + 1) if matches_one(at) else None
 
             return char
         make: dict[Any, Callable[[Any, int], Match]] = {
@@ -118,15 +118,15 @@ class Matcher:
 
     def _greedy(self, arg: Any, flags: int) -> Match:
         least, most, body = arg
-        one = self._one(*body[0], flags) if len(body) == 1 else None
-        if one is not None:
+        matches_one = self._one(*body[0], flags) if len(body) == 1 else None
+        if matches_one is not None:
 
             def run(at: int, then: Next) -> int | None:
-                end = self._run(one, at, most)
+                end = self._run(matches_one, at, most)
                 while end - at >= least:
                     self.steps += 1
-                    if (found := then(end)) is not None:
-                        return found
+                    if (match_end := then(end)) is not None:
+                        return match_end
                     end -= 1
                 return None
 
@@ -136,18 +136,18 @@ class Matcher:
         def again(at: int, then: Next, count: int = 0) -> int | None:
             self.steps += 1
             if most is ops.MAXREPEAT or count < most:
-                held = dict(self._groups)
+                groups = dict(self._groups)
                 more = lambda end: None if end == at and count >= least else again(end, then, count + 1)  # noqa: E731
-                if (found := inner(at, more)) is not None:
-                    return found
-                self._groups = held
+                if (end := inner(at, more)) is not None:
+                    return end
+                self._groups = groups
             return then(at) if count >= least else None
 
         return again
 
-    def _run(self, one: Callable[[int], bool], at: int, most: Any) -> int:
+    def _run(self, matches_one: Callable[[int], bool], at: int, most: Any) -> int:
         end, stop = at, len(self._text) if most is ops.MAXREPEAT else at + most
-        while end < stop and one(end):
+        while end < stop and matches_one(end):
             end += 1
         return end
 
@@ -159,8 +159,8 @@ class Matcher:
         def again(at: int, then: Next, count: int = 0) -> int | None:
             while True:
                 self.steps += 1
-                if count >= least and (found := then(at)) is not None:
-                    return found
+                if count >= least and (result := then(at)) is not None:
+                    return result
                 if most is not ops.MAXREPEAT and count >= most:
                     return None
                 if not single:
@@ -186,12 +186,12 @@ class Matcher:
         branches = [self._sequence(branch, flags) for branch in arg[1]]
 
         def run(at: int, then: Next) -> int | None:
-            held = dict(self._groups)
+            groups = dict(self._groups)
             for branch in branches:
                 self.steps += 1
-                if (found := branch(at, then)) is not None:
-                    return found
-                self._groups = dict(held)
+                if (result := branch(at, then)) is not None:
+                    return result
+                self._groups = dict(groups)
             return None
 
         return run
@@ -204,13 +204,13 @@ class Matcher:
 
         def run(at: int, then: Next) -> int | None:
             def close(end: int) -> int | None:
-                held = self._groups.get(number)
+                span = self._groups.get(number)
                 self._groups[number] = at, end
-                if (found := then(end)) is None and held is not None:
-                    self._groups[number] = held
-                elif found is None:
+                if (result := then(end)) is None and span is not None:
+                    self._groups[number] = span
+                elif result is None:
                     self._groups.pop(number, None)
-                return found
+                return result
 
             return inner(at, close)
 
@@ -232,11 +232,11 @@ class Matcher:
 
         def run(at: int, then: Next) -> int | None:
             self.steps += 1
-            held = dict(self._groups)
-            seen = at >= back and inner(at - back, lambda end: end) is not None
+            groups = dict(self._groups)
+            is_match = at >= back and inner(at - back, lambda end: end) is not None
             if not wanted:
-                self._groups = held
-            return then(at) if seen is wanted else None
+                self._groups = groups
+            return then(at) if is_match is wanted else None
 
         return run
 

@@ -36,7 +36,7 @@ class Replicas:
         self, pid: int | None = None, *, other_than: int | None = None
     ) -> tuple[int, aiohttp.ClientSession]:
         pids = [gateway.process.pid for gateway in self.gateways]
-        at = next(at for at, one in enumerate(pids) if pid in (None, one) and one != other_than)
+        at = next(at for at, candidate in enumerate(pids) if pid in (None, candidate) and candidate != other_than)
         connector = aiohttp.TCPConnector(limit=1, keepalive_timeout=SURELY_S)
         client = aiohttp.ClientSession(self.gateways[at].url, connector=connector)
         self._clients.push_async_callback(client.close)
@@ -46,12 +46,12 @@ class Replicas:
         return (await self.client())[1]
 
     async def both(self) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
-        pid, one = await self.client()
+        pid, client = await self.client()
         _, other = await self.client(other_than=pid)
-        return one, other
+        return client, other
 
     def go(self) -> None:
-        """Let the commands end that wait for it."""
+        """Let waiting commands exit."""
         (self.home.workspace / "go").touch()
 
 
@@ -63,7 +63,7 @@ async def two_replicas(folder: Path, handler: Handler, **settings: Any) -> Async
         contextlib.AsyncExitStack() as clients,
     ):
         nats = stack.enter_context(nats_server(folder.with_name("nats")))
-        told = {
+        config = {
             "model": {"default": "m", "base_url": f"{model.url}/v1", "api_key": "key-12345678"},
             "terminal": {"backend": "local"},
             "command_allowlist": ["> *"],
@@ -71,7 +71,7 @@ async def two_replicas(folder: Path, handler: Handler, **settings: Any) -> Async
             **settings,
             "bus": {"url": nats.url, **settings.get("bus", {})},
         }
-        gateways = [Gateway(folder, **told) for _ in range(2)]
+        gateways = [Gateway(folder, **config) for _ in range(2)]
         for gateway in gateways:
             await gateway.start()
             stack.push_async_callback(_close, gateway)

@@ -1,4 +1,4 @@
-"""The scripted model server on a loop of its own, for tests whose subject blocks or is another process."""
+"""The scripted model server on an event loop in its own thread, for blocking tests and tests of other processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.model_server import ModelServer, Reply
 
 
 async def _end(server: ModelServer) -> None:
-    """Stop, and let the loop close the sockets of those that have just been let go."""
+    """Stop, and let the loop close the sockets of aborted connections."""
     await server.stop()
     for _ in range(10):
         await asyncio.sleep(0.001)

@@ -35,28 +35,28 @@ SHORT = Reply(text=["Hé", "llo"])
 
 @pytest.fixture
 async def server(caplog: pytest.LogCaptureFixture) -> AsyncIterator[ModelServer]:
-    async with ModelServer() as made:
-        yield made
+    async with ModelServer() as model:
+        yield model
     assert [record for record in caplog.records if record.name.startswith(("aiohttp", "asyncio"))] == []
 
 
 @pytest.fixture
 async def gpt(server: ModelServer) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="sk-secret", max_retries=0) as made:
-        yield made
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="sk-secret", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture
 async def claude(server: ModelServer) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="sk-secret", max_retries=0) as made:
-        yield made
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="sk-secret", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture
 async def http(server: ModelServer) -> AsyncIterator[aiohttp.ClientSession]:
     headers = {"Authorization": "Bearer sk-secret"}
-    async with aiohttp.ClientSession(base_url=server.url, headers=headers) as made:
-        yield made
+    async with aiohttp.ClientSession(base_url=server.url, headers=headers) as client:
+        yield client
 
 
 async def fetch(http: aiohttp.ClientSession, protocol: Protocol, **more: Any) -> tuple[int, bytes]:
@@ -66,22 +66,22 @@ async def fetch(http: aiohttp.ClientSession, protocol: Protocol, **more: Any) ->
 
 async def fetch_broken(http: aiohttp.ClientSession, protocol: Protocol) -> bytes:
     """What arrives before the transfer breaks, which it must."""
-    got = b""
+    received = b""
     with pytest.raises(aiohttp.ClientPayloadError):
         async with http.post(PATHS[protocol], json=BODIES[protocol]) as response:
             async for data, _ in response.content.iter_chunks():
-                got += data
-    return got
+                received += data
+    return received
 
 
 def events_of(body: bytes) -> list[tuple[str, Any]]:
     """The name and the parsed data of each event."""
-    found = []
+    events = []
     for block in body.decode().strip().split("\n\n"):
         lines = dict(line.split(": ", 1) for line in block.split("\n"))
         data = lines["data"]
-        found.append((lines.get("event", ""), data if data == "[DONE]" else json.loads(data)))
-    return found
+        events.append((lines.get("event", ""), data if data == "[DONE]" else json.loads(data)))
+    return events
 
 
 # --- The libraries parse it --------------------------------------------------------------------------------------
@@ -126,23 +126,23 @@ async def test_chat_streams_usage_only_on_request(server: ModelServer, gpt: open
 
 async def test_chat_plain(server: ModelServer, gpt: openai.AsyncOpenAI) -> None:
     server.script = [FULL]
-    made = await gpt.chat.completions.create(model="asked", messages=ASK)
-    message = made.choices[0].message
-    assert (made.model, message.content, message.reasoning_content) == ("asked", TEXT, THOUGHT)
+    response = await gpt.chat.completions.create(model="asked", messages=ASK)
+    message = response.choices[0].message
+    assert (response.model, message.content, message.reasoning_content) == ("asked", TEXT, THOUGHT)
     assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [
         ("look", '{"a": 1}'),
         ("list", '{"b":"ü"}'),
     ]
-    assert made.choices[0].finish_reason == "tool_calls"
-    assert made.usage.prompt_tokens_details.cached_tokens == 60
+    assert response.choices[0].finish_reason == "tool_calls"
+    assert response.usage.prompt_tokens_details.cached_tokens == 60
 
 
 async def test_chat_extra_content(server: ModelServer, gpt: openai.AsyncOpenAI) -> None:
     extra = {"google": {"thought_signature": "s"}}
     server.script = [Reply(tool_calls=[Call("look", {"a": 1}, extra_content=extra)])] * 2
-    made = await gpt.chat.completions.create(model="m", messages=ASK)
-    assert made.choices[0].message.content is None
-    assert made.choices[0].message.tool_calls[0].extra_content == extra
+    response = await gpt.chat.completions.create(model="m", messages=ASK)
+    assert response.choices[0].message.content is None
+    assert response.choices[0].message.tool_calls[0].extra_content == extra
     stream = await gpt.chat.completions.create(model="m", messages=ASK, stream=True)
     calls = [call async for chunk in stream for call in chunk.choices[0].delta.tool_calls or []]
     assert [getattr(call, "extra_content", None) for call in calls] == [extra, None]
@@ -202,21 +202,21 @@ async def test_responses_stream_helper(server: ModelServer, gpt: openai.AsyncOpe
 
 async def test_responses_plain(server: ModelServer, gpt: openai.AsyncOpenAI) -> None:
     server.script = [FULL, Reply(text="half", finish="length")]
-    made = await gpt.responses.create(model="m", input="hi")
-    assert (made.status, made.output_text, made.output[3].call_id) == ("completed", TEXT, "given")
-    assert made.output[0].encrypted_content is None, "it is only sent when the request includes it"
+    response = await gpt.responses.create(model="m", input="hi")
+    assert (response.status, response.output_text, response.output[3].call_id) == ("completed", TEXT, "given")
+    assert response.output[0].encrypted_content is None, "it is only sent when the request includes it"
     short = await gpt.responses.create(model="m", input="hi")
     assert (short.status, short.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
 async def test_anthropic_plain(server: ModelServer, claude: anthropic.AsyncAnthropic) -> None:
     server.script = [FULL]
-    made = await claude.messages.create(model="m", max_tokens=100, messages=ASK)
-    thought, text, first, second = made.content
+    response = await claude.messages.create(model="m", max_tokens=100, messages=ASK)
+    thought, text, first, second = response.content
     assert (thought.thinking, thought.signature, text.text) == (THOUGHT, "signed", TEXT)
     assert (first.name, first.input, second.id, second.input) == ("look", {"a": 1}, "given", {"b": "ü"})
-    assert first.id.startswith("toolu_") and made.stop_reason == "tool_use"
-    usage = made.usage
+    assert first.id.startswith("toolu_") and response.stop_reason == "tool_use"
+    usage = response.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (30, 60, 10)
     assert (usage.output_tokens, usage.output_tokens_details.thinking_tokens) == (20, 7)
 
@@ -250,8 +250,8 @@ async def test_anthropic_stream_helper(server: ModelServer, claude: anthropic.As
 async def test_anthropic_path_prefix(server: ModelServer) -> None:
     server.script = [SHORT]
     async with anthropic.AsyncAnthropic(base_url=f"{server.url}/anthropic", api_key="k") as claude:
-        made = await claude.messages.create(model="m", max_tokens=100, messages=ASK)
-    assert made.content[0].text == "Héllo"
+        response = await claude.messages.create(model="m", max_tokens=100, messages=ASK)
+    assert response.content[0].text == "Héllo"
     assert (server.requests[0].path, server.requests[0].key) == ("/anthropic/v1/messages", "k")
 
 
@@ -268,10 +268,10 @@ async def test_finish_reason_per_protocol(
     server: ModelServer, http: aiohttp.ClientSession, finish: str, chat: str, claude: str
 ) -> None:
     server.script = [Reply(text="t", finish=finish)] * 2
-    _, told = await fetch(http, "chat", stream=False)
-    assert json.loads(told)["choices"][0]["finish_reason"] == chat
-    _, told = await fetch(http, "anthropic", stream=False)
-    assert json.loads(told)["stop_reason"] == claude
+    _, body = await fetch(http, "chat", stream=False)
+    assert json.loads(body)["choices"][0]["finish_reason"] == chat
+    _, body = await fetch(http, "anthropic", stream=False)
+    assert json.loads(body)["stop_reason"] == claude
 
 
 # --- The script --------------------------------------------------------------------------------------------------
@@ -280,8 +280,8 @@ async def test_finish_reason_per_protocol(
 async def test_script_order_and_exhaustion(server: ModelServer, gpt: openai.AsyncOpenAI) -> None:
     server.script = [Reply(text="one"), Reply(text="two")]
     for expected in ("one", "two"):
-        made = await gpt.chat.completions.create(model="m", messages=ASK)
-        assert made.choices[0].message.content == expected
+        response = await gpt.chat.completions.create(model="m", messages=ASK)
+        assert response.choices[0].message.content == expected
     with pytest.raises(openai.InternalServerError, match="the script is exhausted: request 3"):
         await gpt.chat.completions.create(model="m", messages=ASK)
 
@@ -352,10 +352,10 @@ async def test_statuses(
         await gpt.responses.create(model="m", input="hi")
     with pytest.raises(anthropic.APIStatusError) as messages:
         await claude.messages.create(model="m", max_tokens=9, messages=ASK, stream=True)
-    for told in (chat.value, responses.value, messages.value):
-        assert told.status_code == status
-        assert told.response.headers["retry-after"] == "7"
-        assert told.request_id.startswith("req_")
+    for error in (chat.value, responses.value, messages.value):
+        assert error.status_code == status
+        assert error.response.headers["retry-after"] == "7"
+        assert error.request_id.startswith("req_")
     assert chat.value.body["message"] == responses.value.body["message"] == "no"
     assert {"message", "type", "param", "code"} == chat.value.body.keys()
     assert messages.value.body["error"]["message"] == "no" and messages.value.body["type"] == "error"
@@ -363,9 +363,9 @@ async def test_statuses(
 
 async def test_error_fields(server: ModelServer, gpt: openai.AsyncOpenAI, claude: anthropic.AsyncAnthropic) -> None:
     server.script = [Reply(status=400, error={"code": "context_length_exceeded", "message": "too long"})]
-    with pytest.raises(openai.BadRequestError, match="too long") as told:
+    with pytest.raises(openai.BadRequestError, match="too long") as raised:
         await gpt.chat.completions.create(model="m", messages=ASK)
-    assert (told.value.code, told.value.type) == ("context_length_exceeded", "invalid_request_error")
+    assert (raised.value.code, raised.value.type) == ("context_length_exceeded", "invalid_request_error")
     server.script = [Reply(status=529)]
     with pytest.raises(anthropic.OverloadedError):
         await claude.messages.create(model="m", max_tokens=9, messages=ASK)
@@ -400,8 +400,8 @@ async def test_option_rejected(server: ModelServer, http: aiohttp.ClientSession,
 async def test_error_events(server: ModelServer, gpt: openai.AsyncOpenAI, claude: anthropic.AsyncAnthropic) -> None:
     server.script = [Reply(text=["a", "b"], error_event={"message": "broke"})] * 3
     stream = await gpt.chat.completions.create(model="m", messages=ASK, stream=True)
-    got = [(await anext(stream)).choices[0].delta.content for _ in range(3)]
-    assert got == ["", "a", "b"]
+    contents = [(await anext(stream)).choices[0].delta.content for _ in range(3)]
+    assert contents == ["", "a", "b"]
     with pytest.raises(openai.APIError, match="broke"):
         await anext(stream)
     events = [event async for event in await gpt.responses.create(model="m", input="hi", stream=True)]
@@ -456,8 +456,8 @@ async def test_large_body_is_cut_exactly(server: ModelServer, http: aiohttp.Clie
     # More than the sockets buffer, so the cut has to wait for the client.
     reply = Reply(text=["x" * 1_000_000] * 12, cut_at=11_000_000)
     server.script = [reply]
-    got = await fetch_broken(http, "chat")
-    assert got == body_bytes("chat", reply, BODIES["chat"])[:11_000_000]
+    broken = await fetch_broken(http, "chat")
+    assert broken == body_bytes("chat", reply, BODIES["chat"])[:11_000_000]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -470,16 +470,16 @@ async def test_clean_cut(server: ModelServer, http: aiohttp.ClientSession, proto
 
 async def test_plain_answer_is_cut(server: ModelServer, http: aiohttp.ClientSession) -> None:
     server.script = [Reply(text="t", as_json=True, cut_at=20)]
-    got = await fetch_broken(http, "chat")
-    assert len(got) == 20 and got.startswith(b'{"id":')
+    broken = await fetch_broken(http, "chat")
+    assert len(broken) == 20 and broken.startswith(b'{"id":')
 
 
 @pytest.mark.parametrize("offset", [0, 1, 150])
 async def test_stall(server: ModelServer, http: aiohttp.ClientSession, offset: int) -> None:
     server.script = [Reply(text=SHORT.text, stall_at=offset)]
     async with http.post(PATHS["chat"], json=BODIES["chat"]) as response:
-        got = await response.content.readexactly(offset)
-        assert got == body_bytes("chat", SHORT, BODIES["chat"])[:offset]
+        received = await response.content.readexactly(offset)
+        assert received == body_bytes("chat", SHORT, BODIES["chat"])[:offset]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(response.content.readany(), 0.05)
         assert server.open_streams == 1
@@ -534,11 +534,11 @@ async def test_libraries_survive_single_bytes(
 
 async def test_delay_and_gap(server: ModelServer, http: aiohttp.ClientSession) -> None:
     server.script = [Reply(text=["a", "b", "c"], delay_s=0.02, gap_s=0.02)]
-    begun = asyncio.get_running_loop().time()
+    started_at = asyncio.get_running_loop().time()
     async with http.post(PATHS["chat"], json=BODIES["chat"]) as response:
-        assert asyncio.get_running_loop().time() - begun >= 0.019
+        assert asyncio.get_running_loop().time() - started_at >= 0.019
         await response.read()
-    assert 0.059 <= asyncio.get_running_loop().time() - begun < 1
+    assert 0.059 <= asyncio.get_running_loop().time() - started_at < 1
 
 
 async def test_reset_before_headers(server: ModelServer, http: aiohttp.ClientSession) -> None:
@@ -567,10 +567,10 @@ async def test_malformed_events(server: ModelServer, http: aiohttp.ClientSession
     whole = body_bytes(protocol, SHORT, BODIES[protocol]).split(b"\n\n")
     for number in range(count):
         server.script = [Reply(text=SHORT.text, malformed_at=number)]
-        got = (await fetch(http, protocol))[1].split(b"\n\n")
-        assert [index for index in range(count) if got[index] != whole[index]] == [number]
+        parts = (await fetch(http, protocol))[1].split(b"\n\n")
+        assert [index for index in range(count) if parts[index] != whole[index]] == [number]
         with pytest.raises(ValueError, match=r".+"):
-            json.loads(got[number].split(b"data: ")[1])
+            json.loads(parts[number].split(b"data: ")[1])
 
 
 async def test_malformed_event_breaks_the_library(server: ModelServer, gpt: openai.AsyncOpenAI) -> None:
@@ -632,7 +632,7 @@ async def test_raw_body(server: ModelServer, http: aiohttp.ClientSession) -> Non
 GO_ON = {"role": "user", "content": "go on"}
 
 
-def said(text: str) -> dict[str, Any]:
+def assistant_message(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
@@ -641,13 +641,13 @@ def conversation(protocol: Protocol, *messages: dict[str, Any]) -> dict[str, Any
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("asks_to_continue", [False, True])
 async def test_text_is_continued(
-    server: ModelServer, http: aiohttp.ClientSession, protocol: Protocol, asked: bool
+    server: ModelServer, http: aiohttp.ClientSession, protocol: Protocol, asks_to_continue: bool
 ) -> None:
     reply = Reply(text=["one ", "two ", "three"], reasoning="hm", tool_calls=[Call("act")])
     server.script = [reply]
-    more = conversation(protocol, said("one t"), *([GO_ON] if asked else []))
+    more = conversation(protocol, assistant_message("one t"), *([GO_ON] if asks_to_continue else []))
     _, body = await fetch(http, protocol, **more)
     rest = Reply(text=["wo ", "three"], tool_calls=[Call("act")], continues=False)
     plain = [(name, strip_ids(data)) for name, data in events_of(body)]
@@ -666,12 +666,12 @@ def strip_ids(data: Any) -> Any:
     ("protocol", "body", "expected"),
     [
         ("chat", conversation("chat"), ""),
-        ("chat", conversation("chat", said("other"), GO_ON), ""),
-        ("chat", conversation("chat", said("one"), GO_ON, GO_ON), ""),
-        ("chat", conversation("chat", said("one"), {"role": "tool", "content": "r"}), ""),
-        ("chat", conversation("chat", said("one"), {"role": "system", "content": "s"}, GO_ON), "one"),
-        ("chat", conversation("chat", said("on"), GO_ON, said("e t"), GO_ON), "one t"),
-        ("chat", conversation("chat", said("one two"), GO_ON), "one two"),
+        ("chat", conversation("chat", assistant_message("other"), GO_ON), ""),
+        ("chat", conversation("chat", assistant_message("one"), GO_ON, GO_ON), ""),
+        ("chat", conversation("chat", assistant_message("one"), {"role": "tool", "content": "r"}), ""),
+        ("chat", conversation("chat", assistant_message("one"), {"role": "system", "content": "s"}, GO_ON), "one"),
+        ("chat", conversation("chat", assistant_message("on"), GO_ON, assistant_message("e t"), GO_ON), "one t"),
+        ("chat", conversation("chat", assistant_message("one two"), GO_ON), "one two"),
         (
             "anthropic",
             conversation("anthropic", {"role": "assistant", "content": [{"type": "text", "text": "o"}]}),
@@ -680,7 +680,9 @@ def strip_ids(data: Any) -> Any:
         (
             "anthropic",
             conversation(
-                "anthropic", said("one"), {"role": "user", "content": [{"type": "tool_result", "content": "r"}]}
+                "anthropic",
+                assistant_message("one"),
+                {"role": "user", "content": [{"type": "tool_result", "content": "r"}]},
             ),
             "",
         ),
@@ -693,16 +695,20 @@ def strip_ids(data: Any) -> Any:
             ),
             "one ",
         ),
-        ("responses", conversation("responses", said("one"), {"type": "function_call_output", "output": "r"}), ""),
+        (
+            "responses",
+            conversation("responses", assistant_message("one"), {"type": "function_call_output", "output": "r"}),
+            "",
+        ),
     ],
 )
-def test_already_said_text(protocol: Protocol, body: dict[str, Any], expected: str) -> None:
+def test_repeated_prefix_is_found(protocol: Protocol, body: dict[str, Any], expected: str) -> None:
     assert already_said("one two", turns(protocol, body)) == expected
 
 
 async def test_continuation_can_be_disabled(server: ModelServer, http: aiohttp.ClientSession) -> None:
     server.script = [Reply(text="same", continues=False)]
-    assert b"same" in (await fetch(http, "chat", messages=[*ASK, said("same"), GO_ON]))[1]
+    assert b"same" in (await fetch(http, "chat", messages=[*ASK, assistant_message("same"), GO_ON]))[1]
 
 
 @pytest.mark.long
@@ -710,10 +716,10 @@ async def test_answer_cut_anywhere_can_be_finished(server: ModelServer, http: ai
     whole = body_bytes("chat", SHORT, BODIES["chat"])
     for offset in range(len(whole) + 1):
         server.script = [Reply(text=SHORT.text, cut_at=offset), SHORT]
-        begun = text_of(await fetch_broken(http, "chat"))
-        more = [said(begun), GO_ON] if begun else []
+        text = text_of(await fetch_broken(http, "chat"))
+        more = [assistant_message(text), GO_ON] if text else []
         _, rest = await fetch(http, "chat", messages=[*ASK, *more])
-        assert begun + text_of(rest) == "Héllo"
+        assert text + text_of(rest) == "Héllo"
 
 
 def text_of(body: bytes) -> str:

@@ -1,4 +1,4 @@
-"""How a scripted reply reads on the wire, in three protocols: bodies, server-sent events and errors, with no input or output."""
+"""Encodes scripted replies in three protocols: bodies, server-sent events and errors. Without I/O."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -40,14 +40,14 @@ class Call:
 
 @dataclass
 class Reply:
-    """One scripted answer, and how it misbehaves."""
+    """One scripted answer and its faults."""
 
     text: str | list[str] = ""
     reasoning: str | list[str] = ""
     tool_calls: list[Call] = field(default_factory=list)
     # "stop", "length", "tool_calls" and "content_filter" are put in the protocol's words; anything else goes as it is.
     finish: str | None = None
-    # The sequence at which the answer is said to be stopped.
+    # The stop sequence that is reported.
     stop_sequence: str | None = None
     # Canonical counts: input (all of it), output (all of it), cached, cache_write, reasoning.
     usage: dict[str, int] | None = None
@@ -109,7 +109,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Said:
+class SentCall:
     """A tool call as it is sent: with its id."""
 
     id: str
@@ -125,22 +125,22 @@ class Said:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply settled for one request: what is left to say, under which ids."""
+    """A reply resolved for one request: the text still to send, and the ids."""
 
     reply: Reply
     seed: str
     model: str
     reasoning: list[str]
     text: list[str]
-    calls: list[Said]
+    calls: list[SentCall]
     encrypted: str | None
     usage: dict[str, int] | None
     body: Json
 
-    def finish(self, words: Mapping[str, str]) -> str:
+    def finish(self, message: Mapping[str, str]) -> str:
         derived = "tool_calls" if self.calls else "stop"
         wanted = self.reply.finish or derived
-        return words.get(wanted, wanted)
+        return message.get(wanted, wanted)
 
 
 def dump(value: object) -> str:
@@ -158,13 +158,13 @@ def pieces(text: str | list[str]) -> list[str]:
 def turns(protocol: Protocol, body: Json) -> list[Turn]:
     """The request's messages in order, the instructions first."""
     if protocol == "responses":
-        asked = body.get("input") or []
-        items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        request_items = body.get("input") or []
+        items = [{"role": "user", "content": request_items}] if isinstance(request_items, str) else request_items
         instructions = body.get("instructions")
     else:
         items, instructions = body.get("messages") or [], body.get("system")
-    found = [turn for item in items if (turn := _turn(item)) is not None]
-    return [Turn("system", _text_of(instructions)), *found] if instructions else found
+    turns = [turn for item in items if (turn := _turn(item)) is not None]
+    return [Turn("system", _text_of(instructions)), *turns] if instructions else turns
 
 
 def _turn(item: Json) -> Turn | None:
@@ -190,10 +190,10 @@ def _text_of(content: object) -> str:
     return "".join(part.get("text") or _text_of(part.get("content")) for part in parts)
 
 
-def already_said(text: str, asked: list[Turn]) -> str:
-    """The longest beginning of the text that the conversation ends with, a request to go on aside; empty when none."""
+def already_said(text: str, turns: list[Turn]) -> str:
+    """The longest prefix of the text that the conversation ends with, ignoring a request to continue; empty if none."""
     joined, best, asides = "", "", 0
-    for turn in reversed([turn for turn in asked if turn.role != "system"]):
+    for turn in reversed([turn for turn in turns if turn.role != "system"]):
         if turn.role == "assistant":
             joined, asides = turn.text + joined, 0
         elif turn.role == "user" and not asides:
@@ -208,21 +208,21 @@ def already_said(text: str, asked: list[Turn]) -> str:
     return best
 
 
-def _rest(parts: list[str], said: int) -> list[str]:
-    left = []
+def _rest(parts: list[str], skip: int) -> list[str]:
+    remaining = []
     for part in parts:
-        left.append(part[said:])
-        said = max(0, said - len(part))
-    return [part for part in left if part]
+        remaining.append(part[skip:])
+        skip = max(0, skip - len(part))
+    return [part for part in remaining if part]
 
 
 def settle(protocol: Protocol, reply: Reply, body: Json) -> Answer:
-    """What this reply says to this request; the same for the same two, however it is delivered."""
+    """Resolve a reply for a request; the result depends on these two only."""
     text, reasoning = pieces(reply.text), pieces(reply.reasoning)
     encrypted = reply.encrypted if "reasoning.encrypted_content" in (body.get("include") or []) else None
-    if reply.continues and (said := already_said("".join(text), turns(protocol, body))):
+    if reply.continues and (repeated := already_said("".join(text), turns(protocol, body))):
         # Who goes on has thought already.
-        text, reasoning, encrypted = _rest(text, len(said)), [], None
+        text, reasoning, encrypted = _rest(text, len(repeated)), [], None
     calls = [[call.name, call.fragments] for call in reply.tool_calls]
     seed = blake2s(dump([protocol, body, reply.text, reply.reasoning, calls]).encode(), digest_size=10).hexdigest()
     return Answer(
@@ -238,9 +238,11 @@ def settle(protocol: Protocol, reply: Reply, body: Json) -> Answer:
     )
 
 
-def _said(protocol: Protocol, seed: str, index: int, call: Call) -> Said:
+def _said(protocol: Protocol, seed: str, index: int, call: Call) -> SentCall:
     prefix = "toolu" if protocol == "anthropic" else "call"
-    return Said(call.id or f"{prefix}_{seed}{index:02d}", call.name, call.fragments, call.extra_content, call.custom)
+    return SentCall(
+        call.id or f"{prefix}_{seed}{index:02d}", call.name, call.fragments, call.extra_content, call.custom
+    )
 
 
 # --- Chat completions --------------------------------------------------------------------------------------------
@@ -259,13 +261,13 @@ def _chat_usage(usage: dict[str, int]) -> Json:
     }
 
 
-def _chat_call(answer: Answer, call: Said, arguments: str) -> Json:
-    made: Json = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+def _chat_call(answer: Answer, call: SentCall, arguments: str) -> Json:
+    payload: Json = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
     if not answer.reply.missing_id:
-        made["id"] = call.id
+        payload["id"] = call.id
     if call.extra_content is not None:
-        made["extra_content"] = call.extra_content
-    return made
+        payload["extra_content"] = call.extra_content
+    return payload
 
 
 def _chat_call_deltas(answer: Answer) -> Iterator[Json]:
@@ -309,7 +311,7 @@ def _chat_events(answer: Answer) -> Iterator[Event]:
 
 
 def _chat_stop(answer: Answer) -> Json:
-    """As vLLM tells it, which adds this field."""
+    """The finish reason in the form of vLLM, which adds this field."""
     return {} if answer.reply.stop_sequence is None else {"stop_reason": answer.reply.stop_sequence}
 
 
@@ -320,7 +322,7 @@ def _chat_plain(answer: Answer) -> Json:
         message[answer.reply.reasoning_field] = "".join(answer.reasoning)
     if answer.calls:
         message["tool_calls"] = [_chat_call(answer, call, call.arguments) for call in answer.calls]
-    made: Json = {
+    payload: Json = {
         "id": f"chatcmpl-{answer.seed}",
         "object": "chat.completion",
         "created": CREATED,
@@ -328,8 +330,8 @@ def _chat_plain(answer: Answer) -> Json:
         "choices": [{"index": 0, "message": message, "finish_reason": answer.finish({}), **_chat_stop(answer)}],
     }
     if answer.usage is not None:
-        made["usage"] = _chat_usage(answer.usage)
-    return made
+        payload["usage"] = _chat_usage(answer.usage)
+    return payload
 
 
 # --- Responses ---------------------------------------------------------------------------------------------------
@@ -341,8 +343,8 @@ _INCOMPLETE = {"length": "max_output_tokens"}
 class Item:
     """An output item as it begins and as it ends, and the pieces between."""
 
-    begun: Json
-    done: Json
+    added: Json
+    completed: Json
     pieces: list[str]
 
 
@@ -362,24 +364,24 @@ def _responses_usage(usage: dict[str, int]) -> Json:
 def _reasoning_item(answer: Answer) -> Item:
     text = "".join(answer.reasoning)
     base: Json = {"id": f"rs_{answer.seed}", "type": "reasoning", "summary": []}
-    done = {**base, "summary": [{"type": "summary_text", "text": text}] if text else []}
+    completed = {**base, "summary": [{"type": "summary_text", "text": text}] if text else []}
     if answer.encrypted:
-        done["encrypted_content"] = answer.encrypted
-    return Item(base, done, answer.reasoning)
+        completed["encrypted_content"] = answer.encrypted
+    return Item(base, completed, answer.reasoning)
 
 
 def _message_item(answer: Answer, status: str) -> Item:
     base: Json = {"id": f"msg_{answer.seed}", "type": "message", "role": "assistant"}
     part = _text_part("".join(answer.text))
-    begun = {**base, "status": "in_progress", "content": []}
-    return Item(begun, {**base, "status": status, "content": [part]}, answer.text)
+    added = {**base, "status": "in_progress", "content": []}
+    return Item(added, {**base, "status": status, "content": [part]}, answer.text)
 
 
-def _call_item(answer: Answer, index: int, call: Said) -> Item:
-    prefix, kind, given = ("ctc", "custom_tool_call", "input") if call.custom else ("fc", "function_call", "arguments")
+def _call_item(answer: Answer, index: int, call: SentCall) -> Item:
+    prefix, kind, field = ("ctc", "custom_tool_call", "input") if call.custom else ("fc", "function_call", "arguments")
     base: Json = {"id": f"{prefix}_{answer.seed}{index:02d}", "type": kind, "call_id": call.id, "name": call.name}
-    begun = {**base, "status": "in_progress", given: ""}
-    return Item(begun, {**base, "status": "completed", given: call.arguments}, call.fragments)
+    added = {**base, "status": "in_progress", field: ""}
+    return Item(added, {**base, "status": "completed", field: call.arguments}, call.fragments)
 
 
 def _text_part(text: str) -> Json:
@@ -391,13 +393,13 @@ def _stopped_short(answer: Answer) -> bool:
 
 
 def _items(answer: Answer) -> list[Item]:
-    made = []
+    items = []
     if answer.reasoning or answer.encrypted:
-        made.append(_reasoning_item(answer))
+        items.append(_reasoning_item(answer))
     if answer.text:
-        made.append(_message_item(answer, "incomplete" if _stopped_short(answer) else "completed"))
-    made += [_call_item(answer, index, call) for index, call in enumerate(answer.calls)]
-    return made
+        items.append(_message_item(answer, "incomplete" if _stopped_short(answer) else "completed"))
+    items += [_call_item(answer, index, call) for index, call in enumerate(answer.calls)]
+    return items
 
 
 def _response(answer: Answer, status: str, output: list[Json]) -> Json:
@@ -420,27 +422,27 @@ def _response(answer: Answer, status: str, output: list[Json]) -> Json:
 
 def _responses_plain(answer: Answer) -> Json:
     short = _stopped_short(answer)
-    made = _response(answer, "incomplete" if short else "completed", [item.done for item in _items(answer)])
+    response = _response(answer, "incomplete" if short else "completed", [item.completed for item in _items(answer)])
     if short:
-        made["incomplete_details"] = {"reason": answer.finish(_INCOMPLETE)}
+        response["incomplete_details"] = {"reason": answer.finish(_INCOMPLETE)}
     if answer.usage is not None:
-        made["usage"] = _responses_usage(answer.usage)
-    return made
+        response["usage"] = _responses_usage(answer.usage)
+    return response
 
 
 def _item_events(item: Item, index: int) -> Iterator[Event]:
-    yield Event({"output_index": index, "item": item.begun}, "response.output_item.added")
-    place: Json = {"item_id": item.done["id"], "output_index": index}
+    yield Event({"output_index": index, "item": item.added}, "response.output_item.added")
+    place: Json = {"item_id": item.completed["id"], "output_index": index}
     inner = {"reasoning": _summary_events, "message": _text_events, "function_call": _arguments_events}
     inner["custom_tool_call"] = _input_events
-    yield from inner[item.done["type"]](item, place)
-    yield Event({"output_index": index, "item": item.done}, "response.output_item.done")
+    yield from inner[item.completed["type"]](item, place)
+    yield Event({"output_index": index, "item": item.completed}, "response.output_item.done")
 
 
 def _summary_events(item: Item, place: Json) -> Iterator[Event]:
     if not item.pieces:
         return
-    where, part = {**place, "summary_index": 0}, item.done["summary"][0]
+    where, part = {**place, "summary_index": 0}, item.completed["summary"][0]
     yield Event({**where, "part": {**part, "text": ""}}, "response.reasoning_summary_part.added")
     for piece in item.pieces:
         yield Event({**where, "delta": piece}, "response.reasoning_summary_text.delta", piece=True)
@@ -449,7 +451,7 @@ def _summary_events(item: Item, place: Json) -> Iterator[Event]:
 
 
 def _text_events(item: Item, place: Json) -> Iterator[Event]:
-    where, part = {**place, "content_index": 0}, item.done["content"][0]
+    where, part = {**place, "content_index": 0}, item.completed["content"][0]
     yield Event({**where, "part": _text_part("")}, "response.content_part.added")
     for piece in item.pieces:
         yield Event({**where, "delta": piece, "logprobs": []}, "response.output_text.delta", piece=True)
@@ -460,20 +462,20 @@ def _text_events(item: Item, place: Json) -> Iterator[Event]:
 def _arguments_events(item: Item, place: Json) -> Iterator[Event]:
     for piece in item.pieces:
         yield Event({**place, "delta": piece}, "response.function_call_arguments.delta", piece=True)
-    named = {"name": item.done["name"], "arguments": item.done["arguments"]}
+    named = {"name": item.completed["name"], "arguments": item.completed["arguments"]}
     yield Event({**place, **named}, "response.function_call_arguments.done")
 
 
 def _input_events(item: Item, place: Json) -> Iterator[Event]:
     for piece in item.pieces:
         yield Event({**place, "delta": piece}, "response.custom_tool_call_input.delta", piece=True)
-    yield Event({**place, "input": item.done["input"]}, "response.custom_tool_call_input.done")
+    yield Event({**place, "input": item.completed["input"]}, "response.custom_tool_call_input.done")
 
 
 def _responses_events(answer: Answer) -> Iterator[Event]:
-    begun = _response(answer, "in_progress", [])
-    yield Event({"response": begun}, "response.created")
-    yield Event({"response": begun}, "response.in_progress")
+    response = _response(answer, "in_progress", [])
+    yield Event({"response": response}, "response.created")
+    yield Event({"response": response}, "response.in_progress")
     for index, item in enumerate(_items(answer)):
         yield from _item_events(item, index)
     final = _responses_plain(answer)
@@ -492,19 +494,19 @@ _STOP_REASONS = {
 
 def _anthropic_usage(usage: dict[str, int]) -> Json:
     cached, written = usage.get("cached", 0), usage.get("cache_write", 0)
-    made: Json = {
+    payload: Json = {
         "input_tokens": usage["input"] - cached - written,
         "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": written,
         "output_tokens": usage["output"],
     }
     if "reasoning" in usage:
-        made["output_tokens_details"] = {"thinking_tokens": usage["reasoning"]}
-    return made
+        payload["output_tokens_details"] = {"thinking_tokens": usage["reasoning"]}
+    return payload
 
 
 def _anthropic_message(answer: Answer, content: list[Json], stop: str | None, usage: Json | None) -> Json:
-    made: Json = {
+    payload: Json = {
         "id": f"msg_{answer.seed}",
         "type": "message",
         "role": "assistant",
@@ -513,7 +515,7 @@ def _anthropic_message(answer: Answer, content: list[Json], stop: str | None, us
         "stop_reason": stop,
         "stop_sequence": answer.reply.stop_sequence if stop else None,
     }
-    return made if usage is None else {**made, "usage": usage}
+    return payload if usage is None else {**payload, "usage": usage}
 
 
 def _tool_input(arguments: str) -> object:
@@ -555,8 +557,8 @@ def _anthropic_blocks(answer: Answer) -> Iterator[tuple[Json, list[Json]]]:
 def _anthropic_events(answer: Answer) -> Iterator[Event]:
     usage = None if answer.usage is None else _anthropic_usage(answer.usage)
     # At the start the output is not yet counted; the sums stand in the message's last delta.
-    begun = None if usage is None else {**usage, "output_tokens": 1}
-    yield Event({"message": _anthropic_message(answer, [], None, begun)}, "message_start")
+    first_usage = None if usage is None else {**usage, "output_tokens": 1}
+    yield Event({"message": _anthropic_message(answer, [], None, first_usage)}, "message_start")
     yield Event({}, "ping")
     for index, (block, deltas) in enumerate(_anthropic_blocks(answer)):
         yield Event({"index": index, "content_block": block}, "content_block_start")
@@ -600,7 +602,7 @@ _ANTHROPIC_ERRORS: dict[int, str] = {
 
 
 def error_body(protocol: Protocol, status: int, message: str, **fields: Any) -> Json:
-    """An error as the provider words it; the fields replace those of the error itself."""
+    """An error in the provider's format; `fields` override those of the error object."""
     if protocol == "anthropic":
         error = {"type": _ANTHROPIC_ERRORS.get(status, "api_error"), "message": message}
         known = {name: value for name, value in fields.items() if name not in ("param", "code")}
@@ -610,7 +612,7 @@ def error_body(protocol: Protocol, status: int, message: str, **fields: Any) -> 
 
 
 def failure(protocol: Protocol, reply: Reply, body: Json, key: str = "") -> tuple[int, Json] | None:
-    """The status and the body of the error that this reply is for this request, if it is one."""
+    """Status and body if this reply is an error for this request."""
     if reply.refuse_stream and body.get("stream"):
         message = "stream: streaming is not supported by this model"
         return 400, error_body(protocol, 400, _quoting(message, reply, key), param="stream", code="unsupported_value")
@@ -650,19 +652,19 @@ def _event_error(protocol: Protocol, answer: Answer, key: str) -> Json:
 
 
 def _failed_response(answer: Answer, error: Json) -> Json:
-    made = _response(answer, "failed", [])
-    return {**made, "error": {"code": error["code"] or "server_error", "message": error["message"]}}
+    response = _response(answer, "failed", [])
+    return {**response, "error": {"code": error["code"] or "server_error", "message": error["message"]}}
 
 
 def _error_events(protocol: Protocol, answer: Answer, key: str) -> list[Event]:
-    told = _event_error(protocol, answer, key)
+    error_body = _event_error(protocol, answer, key)
     if protocol == "anthropic":
-        return [Event(told, "error")]
+        return [Event(error_body, "error")]
     if protocol == "chat":
-        return [Event(told)]
-    error = told["error"]
-    shown = {"code": error["code"] or "server_error", "message": error["message"], "param": error["param"]}
-    return [Event(shown, "error"), Event({"response": _failed_response(answer, error)}, "response.failed")]
+        return [Event(error_body)]
+    error = error_body["error"]
+    error_data = {"code": error["code"] or "server_error", "message": error["message"], "param": error["param"]}
+    return [Event(error_data, "error"), Event({"response": _failed_response(answer, error)}, "response.failed")]
 
 
 # --- Whole bodies ------------------------------------------------------------------------------------------------
@@ -682,12 +684,12 @@ _PLAIN: dict[Protocol, Callable[[Answer], Json]] = {
 def stream_events(protocol: Protocol, reply: Reply, body: Json, key: str = "") -> list[Event]:
     """The events of a streamed answer, in order."""
     answer = settle(protocol, reply, body)
-    made = list(_STREAMS[protocol](answer))
+    events = list(_STREAMS[protocol](answer))
     if reply.error_event is None:
-        return made
+        return events
     # The stream breaks off in the open, right after its last piece.
-    last = max((index for index, event in enumerate(made) if event.piece), default=0)
-    return [*made[: last + 1], *_error_events(protocol, answer, key)]
+    last = max((index for index, event in enumerate(events) if event.piece), default=0)
+    return [*events[: last + 1], *_error_events(protocol, answer, key)]
 
 
 def encode(protocol: Protocol, event: Event, number: int, reply: Reply) -> bytes:
@@ -709,8 +711,8 @@ def stream_parts(protocol: Protocol, reply: Reply, body: Json, key: str = "") ->
     """The streamed body event by event, each with whether it is a piece."""
     if reply.raw is not None:
         return [(False, raw_bytes(reply.raw))]
-    made = enumerate(stream_events(protocol, reply, body, key))
-    return [(event.piece, encode(protocol, event, number, reply)) for number, event in made]
+    events = enumerate(stream_events(protocol, reply, body, key))
+    return [(event.piece, encode(protocol, event, number, reply)) for number, event in events]
 
 
 def raw_bytes(raw: bytes | str) -> bytes:
@@ -733,9 +735,9 @@ def plain_bytes(protocol: Protocol, reply: Reply, request_json: Json, key: str =
         return raw_bytes(reply.raw)
     answer = settle(protocol, reply, request_json)
     if reply.error_event is None:
-        made = _PLAIN[protocol](answer)
+        payload = _PLAIN[protocol](answer)
     else:
-        told = _event_error(protocol, answer, key)
-        made = _failed_response(answer, told["error"]) if protocol == "responses" else told
-    data = dump(made).encode()
+        error_body = _event_error(protocol, answer, key)
+        payload = _failed_response(answer, error_body["error"]) if protocol == "responses" else error_body
+    data = dump(payload).encode()
     return data if reply.malformed_at is None else data[: len(data) // 2]

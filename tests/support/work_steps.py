@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 _CHARS_PER_STEP = 64
-# Methods that look at all of their text, bytes or list; others stop where they are told, or at what they look for.
+# Methods that look at all of their text, bytes or list; others stop at a limit, or at what they search for.
 _WHOLE = frozenset(
     {"casefold", "copy", "decode", "encode", "expandtabs", "insert", "isascii", "lower", "partition", "remove"}
     | {"replace", "reverse", "rpartition", "rsplit", "sort", "split", "splitlines", "title", "translate", "upper"}

@@ -36,42 +36,42 @@ class Server:
                 client = aiohttp.ClientSession(self.gateway.url, connector=connector)
                 with contextlib.suppress(aiohttp.ClientConnectionError):
                     async with client.get("/health/detailed") as response:
-                        found = (await response.json())["pid"]
-                    if pid in (None, found) and found != other_than:
+                        worker_pid = (await response.json())["pid"]
+                    if pid in (None, worker_pid) and worker_pid != other_than:
                         self._clients.push_async_callback(client.close)
-                        return found, client
+                        return worker_pid, client
                 await client.close()
 
     async def any(self) -> aiohttp.ClientSession:
-        """A client of either."""
+        """A client of any worker."""
         return (await self.client())[1]
 
     async def both(self) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
         """A client of each worker."""
-        pid, one = await self.client()
+        pid, client = await self.client()
         _, other = await self.client(other_than=pid)
-        return one, other
+        return client, other
 
     @property
     def pids(self) -> set[int]:
-        """The workers' processes."""
-        found = set()
+        """PIDs of the workers."""
+        pids = set()
         for entry in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 fields = entry.read_text().rpartition(")")[2].split()
                 if int(fields[1]) == self.gateway.process.pid and fields[0] != "Z":
-                    found.add(int(entry.parent.name))
-        return found
+                    pids.add(int(entry.parent.name))
+        return pids
 
     def go(self) -> None:
-        """Let the commands end that wait for it."""
+        """Let waiting commands exit."""
         (self.gateway.folder / "workspace" / "go").touch()
 
 
 @asynccontextmanager
 async def two_workers(folder: Path, handler: Handler, **settings: Any) -> AsyncIterator[Server]:
     async with ModelServer(handler=handler) as model, contextlib.AsyncExitStack() as clients:
-        told = {
+        config = {
             "model": {"default": "m", "base_url": f"{model.url}/v1", "api_key": "key-12345678"},
             "terminal": {"backend": "local"},
             "command_allowlist": ["> *"],
@@ -79,19 +79,19 @@ async def two_workers(folder: Path, handler: Handler, **settings: Any) -> AsyncI
             **settings,
             "api_server": {"workers": 2, **settings.get("api_server", {})},
         }
-        async with serving(folder, **told) as gateway:
+        async with serving(folder, **config) as gateway:
             yield Server(gateway, model, clients)
 
 
 async def post(client: aiohttp.ClientSession, path: str, body: Json, status: int = 200) -> Json:
     async with client.post(path, json=body) as response:
         assert response.status == status, f"POST {path}: {response.status} {await response.text()}"
-        found: Json = await response.json()
-        return found
+        payload: Json = await response.json()
+        return payload
 
 
 async def get(client: aiohttp.ClientSession, path: str) -> Json:
     async with client.get(path) as response:
         assert response.status == 200, f"GET {path}: {response.status} {await response.text()}"
-        found: Json = await response.json()
-        return found
+        body: Json = await response.json()
+        return body

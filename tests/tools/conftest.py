@@ -1,5 +1,5 @@
-"""Fixtures of the tools' tests: those of the agent's."""
+"""Fixtures of the agent's tests, for these as well."""
 
-from agent.conftest import house, make_house, one_tls_context, quick, server
+from agent.conftest import harness, make_harness, one_tls_context, quick, server
 
-__all__ = ["house", "make_house", "one_tls_context", "quick", "server"]
+__all__ = ["harness", "make_harness", "one_tls_context", "quick", "server"]

@@ -27,7 +27,7 @@ KNOWN = "planted-value-0123456789"
 
 @dataclass
 class RunResources:
-    """What the file tools see of a run."""
+    """The resources of a run that file tools use."""
 
     guard: Paths
     place: Place
@@ -49,8 +49,8 @@ class RunResources:
         return False
 
 
-class Filing:
-    """Calls of tools in a workspace."""
+class FileTools:
+    """Calls file tools in a workspace."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.folder = folder / "ws"
@@ -86,14 +86,14 @@ class Filing:
         )
 
     async def prepare(self, tool: ToolDef, args: Json) -> ToolContext:
-        """Everything that comes before a call is on record as begun; `ctx.started` says what the record holds."""
+        """Check and prepare a call, as before `tool.started` is recorded; `self.started` is what the event holds."""
         args, fault = arguments.check(args, tool.parameters)
         if fault:
             raise ToolError(fault, "invalid_arguments")
         ctx = self.context()
         if tool.prepare is not None:
-            made: Any = tool.prepare(ctx, tool.decode(args))
-            ready = await made
+            prepared: Any = tool.prepare(ctx, tool.decode(args))
+            ready = await prepared
             ctx.prepared = ready.value
             self.started = ready.started
         return ctx
@@ -104,7 +104,7 @@ class Filing:
         return await self.threads.call(partial(tool.run, ctx, tool.decode(args)))
 
     async def call(self, tool: ToolDef, **args: Any) -> Json:
-        """The answer, or what the model is told of a refusal."""
+        """The answer, or the error that the model receives."""
         try:
             return await self.carry_out(tool, await self.prepare(tool, args), args)
         except ToolError as refusal:

@@ -181,7 +181,7 @@ OFFERED = ["read_file", "write_file", "web_search", "todo", "memory", "terminal"
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "expected"),
     [
         ("read_file", "read_file"),
         ("Read_File", "read_file"),
@@ -209,8 +209,8 @@ OFFERED = ["read_file", "write_file", "web_search", "todo", "memory", "terminal"
         ("", None),
     ],
 )
-def test_tool_name_is_settled_without_guessing(name: str, meant: str | None) -> None:
-    assert settle_name(name, OFFERED) == meant
+def test_tool_name_is_settled_without_guessing(name: str, expected: str | None) -> None:
+    assert settle_name(name, OFFERED) == expected
 
 
 def test_exact_tool_name_wins() -> None:
@@ -218,7 +218,7 @@ def test_exact_tool_name_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "offered", "meant"),
+    ("name", "offered", "expected"),
     [
         ("SearchTool", ["search", "search_tool"], "search_tool"),
         ("search_tool", ["search"], "search"),
@@ -229,8 +229,8 @@ def test_exact_tool_name_wins() -> None:
         ("readfile", ["read_file", "ReadFile"], "ReadFile"),
     ],
 )
-def test_loose_tool_name_matches_single_tool(name: str, offered: list[str], meant: str | None) -> None:
-    assert settle_name(name, offered) == meant
+def test_loose_tool_name_matches_single_tool(name: str, offered: list[str], expected: str | None) -> None:
+    assert settle_name(name, offered) == expected
 
 
 def test_offered_tool_name_with_other_characters() -> None:
@@ -238,10 +238,10 @@ def test_offered_tool_name_with_other_characters() -> None:
 
 
 def test_nearest_tool_names() -> None:
-    found = nearest("read_fil", OFFERED)
-    assert found[0] == "read_file"
-    assert len(found) == 5
-    assert set(found) <= set(OFFERED)
+    nearest_names = nearest("read_fil", OFFERED)
+    assert nearest_names[0] == "read_file"
+    assert len(nearest_names) == 5
+    assert set(nearest_names) <= set(OFFERED)
     assert nearest("Read-Fil", OFFERED)[0] == "read_file"
     assert sorted(nearest("zzz", ["a", "b"])) == ["a", "b"]
 
@@ -363,7 +363,7 @@ def test_at_most_three_argument_faults() -> None:
     [float("nan"), float("inf"), 10**40, -(10**40), "\ud800", {"k": "\udfff"}, [[[[]]]]],
     ids=["nan", "inf", "big", "small", "half a pair", "half a pair inside", "deep"],
 )
-def test_odd_json_values_are_checked(value: Any) -> None:
+def test_unusual_json_values_are_validated(value: Any) -> None:
     for kind in KINDS.values():
         args, fault = check({"v": value}, schema(v=kind))
         assert isinstance(fault, str) and "v" in args

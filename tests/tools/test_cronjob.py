@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent.conftest import MakeHouse
-from agent.house import KEY, House, Json
+from agent.conftest import MakeHarness
+from agent.harness import KEY, Harness, Json
 from hermes.core import limits
 from hermes.core.errors import ServiceError
 from hermes.runs.schedule import GRAMMAR
@@ -26,25 +26,25 @@ RECORD = {
 
 
 @pytest.fixture
-def jobs(house: House) -> House:
-    house.offer(cronjob.TOOL)
-    return house
+def jobs(harness: Harness) -> Harness:
+    harness.offer(cronjob.TOOL)
+    return harness
 
 
-async def call(house: House, server: ModelServer, fields: Json | None = None, **args: Any) -> Json:
+async def call(harness: Harness, server: ModelServer, fields: Json | None = None, **args: Any) -> Json:
     """The tool's answer to one call in a turn."""
     server.script = [Reply(tool_calls=[Call("cronjob", args)]), Reply(text="Done.")]
-    ran = await house.run(server, **(fields or {}))
-    [answer] = ran.tool_results()
+    run = await harness.run(server, **(fields or {}))
+    [answer] = run.tool_results()
     return answer
 
 
-async def create(house: House, server: ModelServer, **args: Any) -> Json:
+async def create(harness: Harness, server: ModelServer, **args: Any) -> Json:
     args = {"schedule": "every 30m", "prompt": "Look after the plants.", **args}
-    return (await call(house, server, action="create", **args))["job"]
+    return (await call(harness, server, action="create", **args))["job"]
 
 
-async def test_cronjob_create_stores_whole_record(jobs: House, server: ModelServer) -> None:
+async def test_cronjob_create_stores_whole_record(jobs: Harness, server: ModelServer) -> None:
     before = time.time()
     answer = await call(jobs, server, action="create", schedule="every 30m", prompt="Look after the plants.\nAll.")
     job = answer["job"]
@@ -55,18 +55,18 @@ async def test_cronjob_create_stores_whole_record(jobs: House, server: ModelServ
     assert job["repeat"] == {"times": None, "completed": 0}
     assert before + 1800 <= job["next_run_at"] <= time.time() + 1800
     assert len(answer["next_times"]) == 3
-    kept = await jobs.app.store.jobs.get(job["id"])
-    assert kept is not None and kept["owner"] == "default"
+    stored_job = await jobs.app.store.jobs.get(job["id"])
+    assert stored_job is not None and stored_job["owner"] == "default"
     assert await jobs.app.store.jobs.due(before) == []
 
 
-async def test_cronjob_outlives_unpersisted_turn(jobs: House, server: ModelServer) -> None:
+async def test_cronjob_outlives_unpersisted_turn(jobs: Harness, server: ModelServer) -> None:
     job = await create(jobs, server, name="plants", schedule="1d")
     assert job["repeat"] == {"times": 1, "completed": 0}
-    assert [kept["id"] for kept in (await call(jobs, server, action="list"))["jobs"]] == [job["id"]]
+    assert [job["id"] for job in (await call(jobs, server, action="list"))["jobs"]] == [job["id"]]
 
 
-async def test_cronjob_update_pause_resume_run_remove(jobs: House, server: ModelServer) -> None:
+async def test_cronjob_update_pause_resume_run_remove(jobs: Harness, server: ModelServer) -> None:
     job_id = (await create(jobs, server))["id"]
     changed = await call(jobs, server, action="update", job_id=job_id, schedule="0 9 * * *", repeat=3, model="big")
     assert (changed["job"]["schedule_display"], changed["job"]["model"]) == ("0 9 * * *", "big")
@@ -85,7 +85,7 @@ async def test_cronjob_update_pause_resume_run_remove(jobs: House, server: Model
     assert (await call(jobs, server, action="remove", job_id=job_id))["code"] == "not_found"
 
 
-async def test_cronjob_pause_and_resume_are_idempotent(jobs: House, server: ModelServer) -> None:
+async def test_cronjob_pause_and_resume_are_idempotent(jobs: Harness, server: ModelServer) -> None:
     job_id = (await create(jobs, server))["id"]
     first = await call(jobs, server, action="pause", job_id=job_id)
     assert await call(jobs, server, action="pause", job_id=job_id) == first
@@ -121,22 +121,22 @@ async def test_cronjob_pause_and_resume_are_idempotent(jobs: House, server: Mode
         ({"action": "destroy"}, "invalid_arguments"),
     ],
 )
-async def test_cronjob_rejects_invalid_arguments(jobs: House, server: ModelServer, args: Json, code: str) -> None:
+async def test_cronjob_rejects_invalid_arguments(jobs: Harness, server: ModelServer, args: Json, code: str) -> None:
     answer = await call(jobs, server, **args)
     assert answer["code"] == code
     assert (GRAMMAR in answer["error"]) is (code == "bad_schedule")
     assert await jobs.app.store.jobs.list() == []
 
 
-async def test_rejected_cronjob_update_changes_nothing(jobs: House, server: ModelServer) -> None:
+async def test_rejected_cronjob_update_changes_nothing(jobs: Harness, server: ModelServer) -> None:
     job = await create(jobs, server)
     assert (await call(jobs, server, action="update", job_id=job["id"], schedule="99m 3"))["code"] == "bad_schedule"
     assert (await call(jobs, server, action="update", job_id=job["id"]))["code"] == "invalid_arguments"
-    kept = await jobs.app.store.jobs.get(job["id"])
-    assert kept is not None and jobs_service.public_fields(kept) == job
+    stored_job = await jobs.app.store.jobs.get(job["id"])
+    assert stored_job is not None and jobs_service.public_fields(stored_job) == job
 
 
-async def test_cronjob_script_needs_terminal_tool(jobs: House, server: ModelServer) -> None:
+async def test_cronjob_script_needs_terminal_tool(jobs: Harness, server: ModelServer) -> None:
     jobs.offer(cronjob.TOOL, terminal.TOOL)
     job = await create(jobs, server, script="git log -3", effort="low", continuity=True)
     assert (job["script"], job["effort"], job["continuity"]) == ("git log -3", "low", True)
@@ -144,12 +144,12 @@ async def test_cronjob_script_needs_terminal_tool(jobs: House, server: ModelServ
     assert (leak["code"], "`script`" in leak["error"]) == ("injection_suspected", True)
 
 
-async def test_cronjob_list_includes_paused_on_request(jobs: House, server: ModelServer) -> None:
+async def test_cronjob_list_includes_paused_on_request(jobs: Harness, server: ModelServer) -> None:
     job = await create(jobs, server)
     await call(jobs, server, action="pause", job_id=job["id"])
     assert (await call(jobs, server, action="list"))["jobs"] == []
     listed = (await call(jobs, server, action="list", include_disabled=True))["jobs"]
-    assert [one["id"] for one in listed] == [job["id"]]
+    assert [job["id"] for job in listed] == [job["id"]]
 
 
 def test_cronjob_record_of_older_version() -> None:
@@ -157,7 +157,7 @@ def test_cronjob_record_of_older_version() -> None:
     assert jobs_service.public_fields(old).items() >= {"script": None, "effort": None, "continuity": False}.items()
 
 
-async def test_cronjob_limit(jobs: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cronjob_limit(jobs: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "JOBS_MAX", 1)
     await create(jobs, server)
     answer = await call(jobs, server, action="create", schedule="30m", prompt="One more.")
@@ -165,29 +165,29 @@ async def test_cronjob_limit(jobs: House, server: ModelServer, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("other", [{"owner": "somebody"}, {"session_key": "theirs"}])
-async def test_cronjobs_of_other_owner_are_not_found(jobs: House, server: ModelServer, other: Json) -> None:
+async def test_cronjobs_of_other_owner_are_not_found(jobs: Harness, server: ModelServer, other: Json) -> None:
     job = await create(jobs, server)
     assert (await call(jobs, server, other, action="list"))["jobs"] == []
     for action in ("run", "remove", "pause"):
         assert (await call(jobs, server, other, action=action, job_id=job["id"]))["code"] == "not_found"
 
 
-async def test_cronjob_tool_policy_is_that_of_creator_or_editor(jobs: House, server: ModelServer) -> None:
+async def test_cronjob_tool_policy_is_that_of_creator_or_editor(jobs: Harness, server: ModelServer) -> None:
     narrow = {"tool_policy": frozenset({"cronjob", "todo"})}
-    made = await call(jobs, server, narrow, action="create", schedule="every 1h", prompt="Do it.")
+    result = await call(jobs, server, narrow, action="create", schedule="every 1h", prompt="Do it.")
     free = await create(jobs, server)
     await call(jobs, server, narrow, action="update", job_id=free["id"], prompt="Do that.")
-    await call(jobs, server, action="update", job_id=made["job"]["id"], prompt="Do more.")
-    for job_id in (made["job"]["id"], free["id"]):
-        kept = await jobs.app.store.jobs.get(job_id)
-        assert kept is not None and kept["tool_policy"] == ["cronjob", "todo"]
+    await call(jobs, server, action="update", job_id=result["job"]["id"], prompt="Do more.")
+    for job_id in (result["job"]["id"], free["id"]):
+        stored_job = await jobs.app.store.jobs.get(job_id)
+        assert stored_job is not None and stored_job["tool_policy"] == ["cronjob", "todo"]
 
 
-async def test_cronjob_times_use_configured_timezone(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house({"timezone": "Asia/Tokyo", "mcp_servers": {"notes": {"command": "notes"}}})
-    house.offer(cronjob.TOOL)
+async def test_cronjob_times_use_configured_timezone(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness({"timezone": "Asia/Tokyo", "mcp_servers": {"notes": {"command": "notes"}}})
+    harness.offer(cronjob.TOOL)
     args = {"schedule": "0 9 * * *", "prompt": "Good morning.", "enabled_toolsets": ["todo", "mcp:notes"]}
-    answer = await call(house, server, action="create", **args)
+    answer = await call(harness, server, action="create", **args)
     assert answer["job"]["timezone"] == "Asia/Tokyo"
     assert all(text.endswith("T09:00:00+09:00") for text in answer["next_times"])
 
@@ -203,11 +203,11 @@ def test_cronjob_record_without_tool() -> None:
         jobs_service.job_changes(job, {"timezone": "Nowhere"}, 1e9, Secrets())
 
 
-async def test_cronjob_is_not_offered_when_cron_is_disabled(make_house: MakeHouse, server: ModelServer) -> None:
-    house = make_house({"cron": {"enabled": False}})
-    house.offer(cronjob.TOOL)
+async def test_cronjob_is_not_offered_when_cron_is_disabled(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = make_harness({"cron": {"enabled": False}})
+    harness.offer(cronjob.TOOL)
     server.script = [Reply(text="Done.")]
-    assert (await house.run(server)).one("run.started")["tools"] == []
+    assert (await harness.run(server)).event("run.started")["tools"] == []
 
 
 def test_mcp_servers_are_toolsets_of_every_surface() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from agent.conftest import MakeHouse
-from agent.house import KEY, Json, nothing_left, schema, tool
+from agent.conftest import MakeHarness
+from agent.harness import KEY, Json, nothing_left, schema, tool
 from hermes.tools import code as code_tool
 from hermes.tools.framework.registry import ToolContext, ToolError
 from support.model_server import Call, ModelServer
 
-from .commanding import SURELY_S, Desk, descriptors, new_mark, running
+from .commanding import SURELY_S, ToolSession, descriptors, new_mark, running
 
 
 def script(text: str) -> Call:
@@ -22,9 +22,9 @@ def script(text: str) -> Call:
 
 
 @pytest.fixture(params=["local", "bubblewrap"])
-def desk(request: pytest.FixtureRequest, make_house: MakeHouse, server: ModelServer) -> Desk:
+def tool_session(request: pytest.FixtureRequest, make_harness: MakeHarness, server: ModelServer) -> ToolSession:
     """Scripts need no leave here: on `local` because nobody wants to be asked."""
-    return Desk(make_house, server, request.param, approvals={"mode": "off"})
+    return ToolSession(make_harness, server, request.param, approvals={"mode": "off"})
 
 
 # ---- what it says and how it ends
@@ -45,84 +45,88 @@ def desk(request: pytest.FixtureRequest, make_house: MakeHouse, server: ModelSer
         ("é = 'ü'; print(é)", "ü\n", "", 0),
     ],
 )
-async def test_script_output_and_exit_code(desk: Desk, text: str, stdout: str, stderr: str, exit_code: int) -> None:
-    answer = await desk.call("execute_code", {"code": text})
+async def test_script_output_and_exit_code(
+    tool_session: ToolSession, text: str, stdout: str, stderr: str, exit_code: int
+) -> None:
+    answer = await tool_session.call("execute_code", {"code": text})
     assert answer == {"stdout": stdout, "stderr": stderr, "exit_code": exit_code, "status": "ok", "calls": 0}
-    assert desk.left_over() == []
+    assert tool_session.left_over() == []
 
 
-async def test_script_error_has_traceback(desk: Desk) -> None:
-    answer = await desk.call("execute_code", {"code": "def f():\n    return 1 / 0\n\nf()"})
+async def test_script_error_has_traceback(tool_session: ToolSession) -> None:
+    answer = await tool_session.call("execute_code", {"code": "def f():\n    return 1 / 0\n\nf()"})
     lines = answer["stderr"].splitlines()
     assert (answer["exit_code"], lines[-1]) == (1, "ZeroDivisionError: division by zero")
     assert "line 4, in <module>" in lines[1] and "hermes_tools" not in answer["stderr"]
-    wrong = await desk.call("execute_code", {"code": "def f(:"})
+    wrong = await tool_session.call("execute_code", {"code": "def f(:"})
     assert wrong["exit_code"] == 1 and "SyntaxError" in wrong["stderr"]
 
 
-async def test_script_runs_in_shell_cwd(desk: Desk) -> None:
-    await desk.sh("mkdir d; cd d; export LEFT=x; echo 'N = 5' > own.py")
+async def test_script_runs_in_shell_cwd(tool_session: ToolSession) -> None:
+    await tool_session.sh("mkdir d; cd d; export LEFT=x; echo 'N = 5' > own.py")
     text = "import os, own; print(os.getcwd(), os.environ['LEFT'], own.N)"
-    assert (await desk.call("execute_code", {"code": text}))["stdout"] == f"{desk.workspace}/d x 5\n"
+    assert (await tool_session.call("execute_code", {"code": text}))["stdout"] == f"{tool_session.workspace}/d x 5\n"
 
 
-async def test_long_script_output_is_truncated(desk: Desk) -> None:
+async def test_long_script_output_is_truncated(tool_session: ToolSession) -> None:
     text = "import sys\nfor n in range(100000): print(f'{n:05}')\nprint('e' * 1000000, file=sys.stderr)"
-    ran = await desk.ran(script(text))
-    [answer] = ran.tool_results()
+    run = await tool_session.run(script(text))
+    [answer] = run.tool_results()
     head, _, tail = answer["stdout"].partition("\n[… ")
     dropped, _, tail = tail.partition(" characters left out …]\n")
     assert (len(head) + len(tail) + int(dropped), len(head) + len(tail) <= 50_000) == (600_000, True)
     assert len(head) == (len(head) + len(tail)) * 2 // 5
     assert head.startswith("00000\n") and tail.endswith("99999\n")
     assert "characters left out" in answer["stderr"]
-    assert {event["stream"] for event in ran.of("tool.output")} == {"stdout", "stderr", "info"}
+    assert {event["stream"] for event in run.events_of("tool.output")} == {"stdout", "stderr", "info"}
 
 
-async def test_script_timeout(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_script_timeout(tool_session: ToolSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_tool.limits, "CODE_S_MAX", 2.0)
     mark = new_mark()
     text = f"import os; print('so far'); os.system('sleep {mark}')"
-    ran = await desk.ran(script(text))
-    [answer] = ran.tool_results()
+    run = await tool_session.run(script(text))
+    [answer] = run.tool_results()
     assert (answer["status"], answer["exit_code"], answer["stdout"]) == ("timeout", 124, "so far\n")
-    assert ran.one("tool.finished")["status"] == "timeout"
-    assert running(mark) == [] and desk.left_over() == []
+    assert run.event("tool.finished")["status"] == "timeout"
+    assert running(mark) == [] and tool_session.left_over() == []
 
 
 # ---- its calls
 
 
-async def test_script_tool_calls_are_recorded(desk: Desk) -> None:
+async def test_script_tool_calls_are_recorded(tool_session: ToolSession) -> None:
     text = "from hermes_tools import terminal\nfor n in (1, 2): print(terminal(f'echo {n}; exit {n}'))"
-    ran = await desk.ran(script(text), persist=True)
-    [answer] = ran.tool_results()
-    said = [
+    run = await tool_session.run(script(text), persist=True)
+    [answer] = run.tool_results()
+    payloads = [
         json.loads(line.replace("'", '"').replace("None", "null").replace("False", "false"))
         for line in answer["stdout"].splitlines()
     ]
-    assert [(one["output"], one["exit_code"]) for one in said] == [("1\n", 1), ("2\n", 2)]
+    assert [(payload["output"], payload["exit_code"]) for payload in payloads] == [("1\n", 1), ("2\n", 2)]
     assert answer["calls"] == 2
-    begun = [(event["call_id"], event["name"], event["parent_call_id"]) for event in ran.of("tool.started")]
+    entries = [(event["call_id"], event["name"], event["parent_call_id"]) for event in run.events_of("tool.started")]
     inner = [("call_x.1", "terminal", "call_x"), ("call_x.2", "terminal", "call_x")]
-    assert begun == [("call_x", "execute_code", None), *inner]
-    ended = [(event["call_id"], event["parent_call_id"], event["row"] is None) for event in ran.of("tool.finished")]
+    assert entries == [("call_x", "execute_code", None), *inner]
+    ended = [
+        (event["call_id"], event["parent_call_id"], event["row"] is None) for event in run.events_of("tool.finished")
+    ]
     assert ended == [("call_x.1", "call_x", True), ("call_x.2", "call_x", True), ("call_x", None, False)]
-    rows = await desk.house.rows("s1")
+    rows = await tool_session.harness.rows("s1")
     assert [row.tool_call_id for row in rows if row.role == "tool"] == ["call_x"], "the conversation has one result"
 
 
-async def test_script_tool_arguments_by_position_and_name(desk: Desk) -> None:
-    seen: list[Json] = []
+async def test_script_tool_arguments_by_position_and_name(tool_session: ToolSession) -> None:
+    items: list[Json] = []
 
     async def read(_: ToolContext, args: Json) -> Json:
-        seen.append(args)
+        items.append(args)
         if args["path"] == "bad":
             raise ToolError("There is no such file.", "path_not_found")
         return {"content": f"text of {args['path']} {KEY}"}
 
     parameters = schema(["path"], path={"type": "string"}, offset={"type": "integer"})
-    desk.offer(tool("read_file", read, parameters=parameters), tool("other"))
+    tool_session.offer(tool("read_file", read, parameters=parameters), tool("other"))
     text = """
 from hermes_tools import read_file
 import hermes_tools
@@ -133,7 +137,7 @@ print(hasattr(hermes_tools, 'other'), hasattr(hermes_tools, 'web_search'))
 try: read_file(1, 2, 3)
 except TypeError as error: print(error)
 """
-    answer = await desk.call("execute_code", {"code": text})
+    answer = await tool_session.call("execute_code", {"code": text})
     assert answer["stdout"].splitlines() == [
         "text of a [redacted]",
         "text of b [redacted]",
@@ -141,42 +145,42 @@ except TypeError as error: print(error)
         "False False",
         "read_file takes 2 arguments",
     ]
-    assert seen == [{"path": "a", "offset": 3}, {"path": "b", "offset": 4}, {"path": "bad"}]
+    assert items == [{"path": "a", "offset": 3}, {"path": "b", "offset": 4}, {"path": "bad"}]
 
 
-async def test_script_tool_calls_pass_every_guard(make_house: MakeHouse, server: ModelServer) -> None:
-    desk = Desk(make_house, server, "bubblewrap")
-    (desk.workspace / "build").mkdir(parents=True)
+async def test_script_tool_calls_pass_every_guard(make_harness: MakeHarness, server: ModelServer) -> None:
+    tool_session = ToolSession(make_harness, server, "bubblewrap")
+    (tool_session.workspace / "build").mkdir(parents=True)
     text = "from hermes_tools import terminal\nfor c in ('rm -rf /', 'rm -r build'): print(terminal(c)['status'])"
-    under_way = await desk.begin(script(text), answerable=True)
-    asked = await under_way.seen("approval.requested")
-    assert (asked["call_id"], asked["kind"], asked["subject"]) == ("call_x.2", "command", "rm -r build")
-    await under_way.control("approve", id=asked["approval_id"], choice="once")
-    ran = await under_way.end()
-    assert ran.tool_results()[0]["stdout"] == "blocked\nok\n"
-    assert [event["by"] for event in ran.of("approval.resolved")] == ["rule", "user"]
+    active_run = await tool_session.begin(script(text), answerable=True)
+    event = await active_run.wait_for("approval.requested")
+    assert (event["call_id"], event["kind"], event["subject"]) == ("call_x.2", "command", "rm -r build")
+    await active_run.control("approve", id=event["approval_id"], choice="once")
+    run = await active_run.end()
+    assert run.tool_results()[0]["stdout"] == "blocked\nok\n"
+    assert [event["by"] for event in run.events_of("approval.resolved")] == ["rule", "user"]
 
 
-async def test_script_tool_call_limit(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_script_tool_call_limit(tool_session: ToolSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_tool.limits, "CODE_CALLS_MAX", 2)
     text = "from hermes_tools import terminal\nfor n in range(4): print(terminal('true').get('code'))"
-    answer = await desk.call("execute_code", {"code": text})
+    answer = await tool_session.call("execute_code", {"code": text})
     assert (answer["stdout"], answer["calls"]) == ("None\nNone\nlimit_reached\nlimit_reached\n", 2)
 
 
-async def test_script_tool_calls_from_threads(desk: Desk) -> None:
+async def test_script_tool_calls_from_threads(tool_session: ToolSession) -> None:
     text = """
 from concurrent.futures import ThreadPoolExecutor
 from hermes_tools import terminal
 with ThreadPoolExecutor(8) as pool:
     print([answer['output'] for answer in pool.map(lambda n: terminal(f'echo {n}'), range(8))])
 """
-    answer = await desk.call("execute_code", {"code": text})
+    answer = await tool_session.call("execute_code", {"code": text})
     assert answer["stdout"] == f"{[f'{n}{chr(10)}' for n in range(8)]}\n"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         "nonsense",
         "[]",
@@ -185,16 +189,16 @@ with ThreadPoolExecutor(8) as pool:
         '{"name": "terminal", "arguments": 5}',
     ],
 )
-async def test_script_cannot_forge_tool_protocol(desk: Desk, said: str) -> None:
+async def test_script_cannot_forge_tool_protocol(tool_session: ToolSession, output: str) -> None:
     text = f"""
 import hermes_tools, socket, gc
 wire = next(o for o in gc.get_objects() if isinstance(o, socket.SocketIO))
-wire.write({said!r}.encode() + b'\\n')
+wire.write({output!r}.encode() + b'\\n')
 print(wire.readinto(bytearray(9)) >= 0)
 """
-    ran = await desk.ran(script(text))
-    assert ran.tool_results()[0]["stdout"] == "True\n"
-    assert [event["call_id"] for event in ran.of("tool.started")] == ["call_x"]
+    run = await tool_session.run(script(text))
+    assert run.tool_results()[0]["stdout"] == "True\n"
+    assert [event["call_id"] for event in run.events_of("tool.started")] == ["call_x"]
 
 
 # ---- leave
@@ -202,41 +206,43 @@ print(wire.readinto(bytearray(9)) >= 0)
 
 @pytest.mark.parametrize(("choice", "status"), [("once", "ok"), ("session", "ok"), ("deny", "blocked")])
 async def test_script_without_sandbox_is_shown_for_approval(
-    make_house: MakeHouse, server: ModelServer, choice: str, status: str
+    make_harness: MakeHarness, server: ModelServer, choice: str, status: str
 ) -> None:
-    desk = Desk(make_house, server)
+    tool_session = ToolSession(make_harness, server)
     text = f"print('hello')\n# {KEY}\n" + "# more\n" * 500
-    under_way = await desk.begin(script(text), answerable=True)
-    asked = await under_way.seen("approval.requested")
-    assert (asked["kind"], asked["choices"]) == ("code", ["once", "session", "deny"])
-    assert asked["subject"] == text.replace(KEY, "[redacted]")
-    await under_way.control("approve", id=asked["approval_id"], choice=choice)
-    ran = await under_way.end()
-    assert ran.tool_results()[0]["status"] == status
-    again = await desk.call("execute_code", {"code": text})
+    active_run = await tool_session.begin(script(text), answerable=True)
+    event = await active_run.wait_for("approval.requested")
+    assert (event["kind"], event["choices"]) == ("code", ["once", "session", "deny"])
+    assert event["subject"] == text.replace(KEY, "[redacted]")
+    await active_run.control("approve", id=event["approval_id"], choice=choice)
+    run = await active_run.end()
+    assert run.tool_results()[0]["status"] == status
+    again = await tool_session.call("execute_code", {"code": text})
     assert again["status"] == ("ok" if choice == "session" else "blocked")
-    assert (await desk.call("execute_code", {"code": "print(1)"}))["status"] == "blocked"
+    assert (await tool_session.call("execute_code", {"code": "print(1)"}))["status"] == "blocked"
 
 
 @pytest.mark.parametrize(
     "text", ["import os; os.system('rm -rf /')", "import subprocess as s; s.run('git push', shell=True)"]
 )
-async def test_hard_denied_command_in_script_is_not_run(make_house: MakeHouse, server: ModelServer, text: str) -> None:
-    desk = Desk(make_house, server, "bubblewrap", approvals={"mode": "off", "deny": ["git push"]})
-    ran = await desk.ran(script(text))
-    assert ran.tool_results()[0]["by"] == "rule" and "tool.started" not in ran.types
+async def test_hard_denied_command_in_script_is_not_run(
+    make_harness: MakeHarness, server: ModelServer, text: str
+) -> None:
+    tool_session = ToolSession(make_harness, server, "bubblewrap", approvals={"mode": "off", "deny": ["git push"]})
+    run = await tool_session.run(script(text))
+    assert run.tool_results()[0]["by"] == "rule" and "tool.started" not in run.types
 
 
-async def test_script_in_sandbox_needs_no_approval(make_house: MakeHouse, server: ModelServer) -> None:
-    ran = await Desk(make_house, server, "bubblewrap").ran(script("print(1)"), answerable=True)
-    assert ran.tool_results()[0]["stdout"] == "1\n" and not ran.of("approval.resolved")
+async def test_script_in_sandbox_needs_no_approval(make_harness: MakeHarness, server: ModelServer) -> None:
+    run = await ToolSession(make_harness, server, "bubblewrap").run(script("print(1)"), answerable=True)
+    assert run.tool_results()[0]["stdout"] == "1\n" and not run.events_of("approval.resolved")
 
 
 # ---- being stopped
 
 
-async def test_interrupt_ends_script_and_its_tool_call(desk: Desk, server: ModelServer) -> None:
-    await desk.ran(script("print(1)"), persist=True)
+async def test_interrupt_ends_script_and_its_tool_call(tool_session: ToolSession, server: ModelServer) -> None:
+    await tool_session.run(script("print(1)"), persist=True)
     before, mark = descriptors(), new_mark()
     text = f"""
 from hermes_tools import terminal
@@ -245,24 +251,24 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 print('before')
 print(terminal('echo inside; sleep {mark}'))
 """
-    under_way = await desk.begin(script(text), persist=True)
-    await under_way.until(
+    active_run = await tool_session.begin(script(text), persist=True)
+    await active_run.until(
         lambda events: any(e["type"] == "tool.output" and e["call_id"] == "call_x.1" for e in events), SURELY_S
     )
     async with asyncio.timeout(SURELY_S):
-        await under_way.control("interrupt")
-        ended = await under_way.until(lambda events: [e for e in events if e["type"] == "tool.finished"], SURELY_S)
+        await active_run.control("interrupt")
+        ended = await active_run.until(lambda events: [e for e in events if e["type"] == "tool.finished"], SURELY_S)
         assert (ended[0]["call_id"], ended[0]["status"]) == ("call_x.1", "interrupted")
-        ran = await under_way.end()
-    answer = ran.tool_results()[-1]
+        run = await active_run.end()
+    answer = run.tool_results()[-1]
     assert (answer["status"], answer["exit_code"], answer["stdout"]) == ("interrupted", 130, "before\n")
-    assert ran.final["type"] == "run.cancelled"
-    assert running(mark) == [] and desk.left_over() == []
+    assert run.final["type"] == "run.cancelled"
+    assert running(mark) == [] and tool_session.left_over() == []
     await nothing_left(server)
     assert descriptors() <= before
 
 
-async def test_script_exit_ends_its_tool_call(desk: Desk) -> None:
+async def test_script_exit_ends_its_tool_call(tool_session: ToolSession) -> None:
     mark = new_mark()
     text = f"""
 import os, threading, time
@@ -270,18 +276,18 @@ from hermes_tools import terminal
 threading.Thread(target=terminal, args=('touch here; sleep {mark}',), daemon=True).start()
 while not os.path.exists('here'): time.sleep(0.01)
 """
-    ran = await desk.ran(script(text))
-    assert ran.tool_results()[0]["status"] == "ok"
-    assert [(e["call_id"], e["status"]) for e in ran.of("tool.finished")] == [
+    run = await tool_session.run(script(text))
+    assert run.tool_results()[0]["status"] == "ok"
+    assert [(e["call_id"], e["status"]) for e in run.events_of("tool.finished")] == [
         ("call_x.1", "interrupted"),
         ("call_x", "ok"),
     ]
     assert running(mark) == []
 
 
-async def test_scripts_leave_nothing_behind(desk: Desk) -> None:
-    await desk.call("execute_code", {"code": "print(1)"})
+async def test_scripts_leave_nothing_behind(tool_session: ToolSession) -> None:
+    await tool_session.call("execute_code", {"code": "print(1)"})
     before: Any = descriptors()
     for _ in range(5):
-        await desk.call("execute_code", {"code": "from hermes_tools import terminal; terminal('true')"})
-    assert descriptors() <= before and desk.left_over() == []
+        await tool_session.call("execute_code", {"code": "from hermes_tools import terminal; terminal('true')"})
+    assert descriptors() <= before and tool_session.left_over() == []

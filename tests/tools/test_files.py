@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.conftest import MakeHouse
-from agent.house import House
+from agent.conftest import MakeHarness
+from agent.harness import Harness
 from hermes.core.limits import LINE_CHARS_MAX, READ_LINES_MAX, SEEN_BYTES_MAX, WRITTEN_BYTES_MAX, WRITTEN_DIFF_CHARS_MAX
 from hermes.guards.secrets import Secrets
 from hermes.sandbox.shell import Shell
@@ -24,20 +24,20 @@ from hermes.tools.diagnostics import diagnostics
 from hermes.tools.file_access import Lines
 from hermes.tools.framework import approvals
 from hermes.tools.framework.registry import ToolError
-from runs.test_resume import Left
+from runs.test_resume import OrphanedRun
 from support.model_server import Call, ModelServer, Reply
 
-from .filing import KNOWN, Filing, Json
+from .filing import KNOWN, FileTools, Json
 
 READ, WRITE = files.READ, files.WRITE
 IS_ROOT = os.getuid() == 0
 
 
 @pytest.fixture
-def filing(tmp_path: Path) -> Iterator[Filing]:
-    made = Filing(tmp_path)
-    yield made
-    made.threads.close()
+def file_tools(tmp_path: Path) -> Iterator[FileTools]:
+    file_tools = FileTools(tmp_path)
+    yield file_tools
+    file_tools.threads.close()
 
 
 def sha(data: bytes) -> str:
@@ -47,9 +47,9 @@ def sha(data: bytes) -> str:
 # ---- reading
 
 
-async def test_read_file_numbers_lines(filing: Filing) -> None:
-    filing.put("src/a.py", "one\n  two\n\nfour")
-    answer = await filing.call(READ, path="src/a.py")
+async def test_read_file_numbers_lines(file_tools: FileTools) -> None:
+    file_tools.put("src/a.py", "one\n  two\n\nfour")
+    answer = await file_tools.call(READ, path="src/a.py")
     expected = {"path": "src/a.py", "content": "1|one\n2|  two\n3|\n4|four", "total_lines": 4}
     assert answer == {**expected, "truncated": False, "next_offset": None}
 
@@ -59,10 +59,10 @@ async def test_read_file_numbers_lines(filing: Filing) -> None:
     [(1, 2, "1|a\n2|b", 3), (3, 2, "3|c\n4|d", 5), (5, 2, "5|e", None), (2, 2000, "2|b\n3|c\n4|d\n5|e", None)],
 )
 async def test_read_file_pagination(
-    filing: Filing, offset: int, limit: int, content: str, next_offset: int | None
+    file_tools: FileTools, offset: int, limit: int, content: str, next_offset: int | None
 ) -> None:
-    filing.put("f", "a\nb\nc\nd\ne\n")
-    answer = await filing.call(READ, path="f", offset=offset, limit=limit)
+    file_tools.put("f", "a\nb\nc\nd\ne\n")
+    answer = await file_tools.call(READ, path="f", offset=offset, limit=limit)
     assert (answer["content"], answer["next_offset"], answer["total_lines"]) == (content, next_offset, 5)
     assert answer["truncated"] == (next_offset is not None)
 
@@ -70,16 +70,16 @@ async def test_read_file_pagination(
 @pytest.mark.parametrize(
     ("content", "offset", "note"), [("", 1, "empty"), ("a\n", 2, "no line 2"), ("a", 9, "no line 9")]
 )
-async def test_read_file_empty_or_past_end_note(filing: Filing, content: str, offset: int, note: str) -> None:
-    filing.put("f", content)
-    answer = await filing.call(READ, path="f", offset=offset)
+async def test_read_file_empty_or_past_end_note(file_tools: FileTools, content: str, offset: int, note: str) -> None:
+    file_tools.put("f", content)
+    answer = await file_tools.call(READ, path="f", offset=offset)
     assert answer["content"] == "" and note in answer["note"] and not answer["truncated"]
 
 
 @pytest.mark.parametrize("args", [{"offset": 0}, {"limit": 0}, {"limit": READ_LINES_MAX + 1}, {"x": 1}, {"path": ""}])
-async def test_read_file_rejects_invalid_arguments(filing: Filing, args: Json) -> None:
-    filing.put("f", "a")
-    assert (await filing.call(READ, **{"path": "f", **args}))["code"] == "invalid_arguments"
+async def test_read_file_rejects_invalid_arguments(file_tools: FileTools, args: Json) -> None:
+    file_tools.put("f", "a")
+    assert (await file_tools.call(READ, **{"path": "f", **args}))["code"] == "invalid_arguments"
 
 
 @given(text=st.text("ab\n\r\x0c\u2028é", max_size=60), offset=st.integers(1, 20))
@@ -89,38 +89,38 @@ def test_read_file_slice_property(text: str, offset: int, tmp_path_factory: Any)
     with path.open("rb") as file:
         lines = Lines(file, threading.Event())
         lines.skip_to(offset)
-        got = []
+        texts = []
         while lines.number >= offset and (raw := lines.next()):
-            assert lines.last == offset + len(got)
-            got.append(raw.decode())
+            assert lines.last == offset + len(texts)
+            texts.append(raw.decode())
         digest = lines.finish()
     whole = text.split("\n")
     expected = [line + "\n" for line in whole[:-1]] + ([whole[-1]] if whole[-1] else [])
-    assert got == expected[offset - 1 :]
+    assert texts == expected[offset - 1 :]
     assert lines.last == len(expected) and digest == sha(text.encode())
 
 
-async def test_read_file_truncates_long_lines(filing: Filing) -> None:
-    filing.put("f", "short\n" + "x" * LINE_CHARS_MAX + "\n" + "y" * 300_000 + "\nend\n")
-    answer = await filing.call(READ, path="f")
+async def test_read_file_truncates_long_lines(file_tools: FileTools) -> None:
+    file_tools.put("f", "short\n" + "x" * LINE_CHARS_MAX + "\n" + "y" * 300_000 + "\nend\n")
+    answer = await file_tools.call(READ, path="f")
     lines = answer["content"].split("\n")
     assert len(lines) == 4 and answer["total_lines"] == 4 and answer["cut_lines"] == [3]
     assert lines[1] == "2|" + "x" * LINE_CHARS_MAX
     assert lines[2] == "3|" + "y" * LINE_CHARS_MAX + " […]"
 
 
-async def test_read_file_answer_fits_window(filing: Filing) -> None:
-    filing.put("f", "".join(f"line {n} {'x' * 90}\n" for n in range(5000)))
-    answer = await filing.call(READ, path="f", limit=2000)
+async def test_read_file_answer_fits_window(file_tools: FileTools) -> None:
+    file_tools.put("f", "".join(f"line {n} {'x' * 90}\n" for n in range(5000)))
+    answer = await file_tools.call(READ, path="f", limit=2000)
     assert 80_000 < len(answer["content"]) <= 100_000 and answer["truncated"]
     assert f"\n{answer['next_offset'] - 1}|" in answer["content"]
-    filing.resources.window_tokens = 8192
-    answer = await filing.call(READ, path="f", limit=2000)
+    file_tools.resources.window_tokens = 8192
+    answer = await file_tools.call(READ, path="f", limit=2000)
     assert 2000 < len(answer["content"]) < 8192 * 3.6 * 0.15
 
 
-async def test_read_file_of_huge_file_is_bounded(filing: Filing, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = filing.put("huge", "first\nsecond\n")
+async def test_read_file_of_huge_file_is_bounded(file_tools: FileTools, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = file_tools.put("huge", "first\nsecond\n")
     os.truncate(path, 5 * 1024**3)
     with path.open("r+b") as file:
         file.seek(50 * 1024**2)
@@ -135,29 +135,29 @@ async def test_read_file_of_huge_file_is_bounded(filing: Filing, monkeypatch: py
 
     monkeypatch.setattr(Lines, "_count", watched)
     monkeypatch.setattr(file_access, "type_of", lambda *_: None)
-    answer = await filing.call(READ, path="huge", offset=4, limit=2)
+    answer = await file_tools.call(READ, path="huge", offset=4, limit=2)
     assert answer["content"] == "4|third\n5|fourth" and answer["truncated"] and answer["total_lines"] is None
     assert biggest <= 1024**2 and str(5 * 1024**3) in answer["note"]
-    assert str(path) not in filing.resources.session.seen, "what was not read to its end is not known"
+    assert str(path) not in file_tools.resources.session.seen, "what was not read to its end is not known"
     assert os.path.getsize(path) > SEEN_BYTES_MAX
 
 
-async def test_missing_file_suggests_similar_names(filing: Filing) -> None:
+async def test_missing_file_suggests_similar_names(file_tools: FileTools) -> None:
     for name in ("config.py", "confide.py", "README.md", "src/server.py"):
-        filing.put(name)
-    answer = await filing.call(READ, path="Config.yp")
+        file_tools.put(name)
+    answer = await file_tools.call(READ, path="Config.yp")
     assert answer["code"] == "path_not_found" and answer["near"][0] == "config.py" and "config.py" in answer["hint"]
-    answer = await filing.call(READ, path="srv/server.py")
+    answer = await file_tools.call(READ, path="srv/server.py")
     assert answer["near"] == ["src"]
-    answer = await filing.call(READ, path="README.md/x")
+    answer = await file_tools.call(READ, path="README.md/x")
     assert answer["code"] == "path_not_found"
-    assert (await filing.call(READ, path="qqqqqqq"))["near"] == []
+    assert (await file_tools.call(READ, path="qqqqqqq"))["near"] == []
 
 
-async def test_folder_path_is_rejected(filing: Filing) -> None:
-    filing.put("src/a.py")
+async def test_folder_path_is_rejected(file_tools: FileTools) -> None:
+    file_tools.put("src/a.py")
     for tool, more in ((READ, {}), (WRITE, {"content": "x"}), (WRITE, {"content": "x", "overwrite": True})):
-        answer = await filing.call(tool, path="src", **more)
+        answer = await file_tools.call(tool, path="src", **more)
         assert answer["code"] == "invalid_arguments" and "search_files" in answer["hint"], answer
 
 
@@ -174,50 +174,50 @@ PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
         ("a.dat", PNG, "image/png"),
     ],
 )
-async def test_binary_file_is_described(filing: Filing, name: str, content: bytes, kind: str) -> None:
-    filing.put(name, content)
-    answer = await filing.call(READ, path=name)
+async def test_binary_file_is_described(file_tools: FileTools, name: str, content: bytes, kind: str) -> None:
+    file_tools.put(name, content)
+    answer = await file_tools.call(READ, path=name)
     assert (answer["code"], answer["type"], answer["bytes"]) == ("binary_file", kind, len(content))
 
 
-async def test_invalid_utf8_is_replaced_with_note(filing: Filing) -> None:
-    filing.put("f", b"caf\xe9\n")
-    answer = await filing.call(READ, path="f")
+async def test_invalid_utf8_is_replaced_with_note(file_tools: FileTools) -> None:
+    file_tools.put("f", b"caf\xe9\n")
+    answer = await file_tools.call(READ, path="f")
     assert answer["content"] == "1|caf�" and "patch" in answer["note"]
-    filing.put("g", "real �\n")
-    assert "note" not in await filing.call(READ, path="g")
+    file_tools.put("g", "real �\n")
+    assert "note" not in await file_tools.call(READ, path="g")
 
 
 @pytest.mark.parametrize(
     ("path", "rule"),
     [("../user/.ssh/id", "credentials"), (".env", "environment_files"), ("/etc/shadow", "system_secrets")],
 )
-async def test_path_guard_rejection_names_rule(filing: Filing, path: str, rule: str) -> None:
-    filing.put(".env", f"X={KNOWN}")
-    answer = await filing.call(READ, path=path)
+async def test_path_guard_rejection_names_rule(file_tools: FileTools, path: str, rule: str) -> None:
+    file_tools.put(".env", f"X={KNOWN}")
+    answer = await file_tools.call(READ, path=path)
     assert (answer["code"], answer["rule"]) == ("path_refused", rule) and KNOWN not in str(answer)
 
 
 @pytest.mark.skipif(IS_ROOT, reason="root may read everything")
-async def test_permission_error_is_reported(filing: Filing) -> None:
-    filing.put("f", "x").chmod(0)
-    assert (await filing.call(READ, path="f"))["rule"] == "permissions"
+async def test_permission_error_is_reported(file_tools: FileTools) -> None:
+    file_tools.put("f", "x").chmod(0)
+    assert (await file_tools.call(READ, path="f"))["rule"] == "permissions"
 
 
-async def test_spilled_results_of_run_are_readable(filing: Filing) -> None:
-    filing.resources.spill.mkdir(parents=True)
-    (filing.resources.spill / "call.txt").write_text("long\n")
-    answer = await filing.call(READ, path=str(filing.resources.spill / "call.txt"))
+async def test_spilled_results_of_run_are_readable(file_tools: FileTools) -> None:
+    file_tools.resources.spill.mkdir(parents=True)
+    (file_tools.resources.spill / "call.txt").write_text("long\n")
+    answer = await file_tools.call(READ, path=str(file_tools.resources.spill / "call.txt"))
     assert answer["content"] == "1|long" and answer["path"].startswith("/")
 
 
-async def test_relative_path_starts_in_shell_cwd(filing: Filing) -> None:
-    filing.put("sub/a.txt", "in sub")
-    filing.resources.session.shell = Shell(filing.folder, str(filing.folder / "sub"), {})
-    answer = await filing.call(READ, path="a.txt")
+async def test_relative_path_starts_in_shell_cwd(file_tools: FileTools) -> None:
+    file_tools.put("sub/a.txt", "in sub")
+    file_tools.resources.session.shell = Shell(file_tools.folder, str(file_tools.folder / "sub"), {})
+    answer = await file_tools.call(READ, path="a.txt")
     assert (answer["content"], answer["path"]) == ("1|in sub", "a.txt")
-    assert (await filing.call(WRITE, path="b.txt", content="b"))["path"] == "b.txt"
-    assert (filing.folder / "sub/b.txt").exists()
+    assert (await file_tools.call(WRITE, path="b.txt", content="b"))["path"] == "b.txt"
+    assert (file_tools.folder / "sub/b.txt").exists()
 
 
 # ---- secrets
@@ -226,7 +226,7 @@ TOKEN = "ghp_" + "aB3dE5fG7hJ9kL1mN2pQ4rS6tU8vW0xYabcd"
 
 
 @pytest.mark.parametrize(
-    ("line", "seen"),
+    ("line", "expected"),
     [
         (f"a {KNOWN} b", "a «redacted:known» b"),
         (f"url = {TOKEN}", "url = «redacted:credential»"),
@@ -234,50 +234,50 @@ TOKEN = "ghp_" + "aB3dE5fG7hJ9kL1mN2pQ4rS6tU8vW0xYabcd"
         ('MARK = "[redacted]"', 'MARK = "[redacted]"'),
     ],
 )
-async def test_read_file_redacts_secrets_by_kind(filing: Filing, line: str, seen: str) -> None:
-    filing.put("f", f"top\n{line}\nend\n")
-    assert (await filing.call(READ, path="f"))["content"] == f"1|top\n2|{seen}\n3|end"
+async def test_read_file_redacts_secrets_by_kind(file_tools: FileTools, line: str, expected: str) -> None:
+    file_tools.put("f", f"top\n{line}\nend\n")
+    assert (await file_tools.call(READ, path="f"))["content"] == f"1|top\n2|{expected}\n3|end"
 
 
-async def test_secret_at_line_truncation_is_redacted(filing: Filing) -> None:
+async def test_secret_at_line_truncation_is_redacted(file_tools: FileTools) -> None:
     for at in range(LINE_CHARS_MAX - len(KNOWN), LINE_CHARS_MAX + 2, 5):
-        filing.put("f", " " * at + KNOWN + " " * 10_000)
-        content = (await filing.call(READ, path="f"))["content"]
+        file_tools.put("f", " " * at + KNOWN + " " * 10_000)
+        content = (await file_tools.call(READ, path="f"))["content"]
         assert KNOWN[:8] not in content
 
 
 @pytest.mark.parametrize("filler", [1, 63, 500, 4_095, 5_000])
-async def test_secret_is_redacted_anywhere_in_file(filing: Filing, filler: int) -> None:
+async def test_secret_is_redacted_anywhere_in_file(file_tools: FileTools, filler: int) -> None:
     """Secrets are looked for in many lines at once; that changes nothing."""
     kinds = [(f"a {KNOWN} b", "a «redacted:known» b"), (f"url = {TOKEN}", "url = «redacted:credential»")]
     lines = ["x" * filler, "plain", "é" * (filler % 700)]
-    whole, seen = [], []
+    whole, expected = [], []
     for n in range(60):
         secret, mark = kinds[n % 2]
         whole += [*lines * (n % 7), secret]
-        seen += [*lines * (n % 7), mark]
-    filing.put("f", "\n".join(whole) + "\n")
-    seen = [line if len(line) <= LINE_CHARS_MAX else line[:LINE_CHARS_MAX] + " […]" for line in seen]
-    got: list[str] = []
-    while len(got) < len(seen):
-        content = (await filing.call(READ, path="f", offset=len(got) + 1, limit=READ_LINES_MAX))["content"]
-        got += [line.partition("|")[2] for line in content.split("\n")]
-    assert got == seen
+        expected += [*lines * (n % 7), mark]
+    file_tools.put("f", "\n".join(whole) + "\n")
+    expected = [line if len(line) <= LINE_CHARS_MAX else line[:LINE_CHARS_MAX] + " […]" for line in expected]
+    texts: list[str] = []
+    while len(texts) < len(expected):
+        content = (await file_tools.call(READ, path="f", offset=len(texts) + 1, limit=READ_LINES_MAX))["content"]
+        texts += [line.partition("|")[2] for line in content.split("\n")]
+    assert texts == expected
 
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n" * 5 + "-----END RSA PRIVATE KEY-----\n"
 
 
 @pytest.mark.parametrize("offset", [3000, 3002, 3004, 3006])
-async def test_private_key_is_redacted_from_any_offset(filing: Filing, offset: int) -> None:
-    filing.put("notes.md", "some text that goes on\n" * 3000 + KEY + "after\n")
-    content = (await filing.call(READ, path="notes.md", offset=offset))["content"]
+async def test_private_key_is_redacted_from_any_offset(file_tools: FileTools, offset: int) -> None:
+    file_tools.put("notes.md", "some text that goes on\n" * 3000 + KEY + "after\n")
+    content = (await file_tools.call(READ, path="notes.md", offset=offset))["content"]
     assert "MII" not in content and content.endswith("|after") and "«redacted:private_key»" in content
 
 
-async def test_incomplete_key_header_redacts_nothing_else(filing: Filing) -> None:
-    filing.put("a.py", 'HEAD = "-----BEGIN PRIVATE KEY-----"\n\ndef f(x):\n    return x\n')
-    content = (await filing.call(READ, path="a.py"))["content"]
+async def test_incomplete_key_header_redacts_nothing_else(file_tools: FileTools) -> None:
+    file_tools.put("a.py", 'HEAD = "-----BEGIN PRIVATE KEY-----"\n\ndef f(x):\n    return x\n')
+    content = (await file_tools.call(READ, path="a.py"))["content"]
     assert content.endswith("3|def f(x):\n4|    return x")
 
 
@@ -289,10 +289,10 @@ def test_redaction_marks_survive_result_redaction() -> None:
     assert [secrets.redact(line) for line in lines] == lines
 
 
-async def test_write_file_rejects_redaction_marks(filing: Filing) -> None:
-    path = filing.put("f", f"key: {KNOWN}\n")
-    content = (await filing.call(READ, path="f"))["content"].removeprefix("1|")
-    answer = await filing.call(WRITE, path="f", content=content)
+async def test_write_file_rejects_redaction_marks(file_tools: FileTools) -> None:
+    path = file_tools.put("f", f"key: {KNOWN}\n")
+    content = (await file_tools.call(READ, path="f"))["content"].removeprefix("1|")
+    answer = await file_tools.call(WRITE, path="f", content=content)
     assert answer["code"] == "redacted_marker" and "patch" in answer["hint"]
     assert KNOWN in path.read_text()
 
@@ -300,111 +300,111 @@ async def test_write_file_rejects_redaction_marks(filing: Filing) -> None:
 # ---- writing
 
 
-async def test_write_file_creates_folders(filing: Filing) -> None:
-    answer = await filing.call(WRITE, path="a/b/c.txt", content="one\ntwo\n")
+async def test_write_file_creates_folders(file_tools: FileTools) -> None:
+    answer = await file_tools.call(WRITE, path="a/b/c.txt", content="one\ntwo\n")
     expected: Json = {"path": "a/b/c.txt", "bytes": 8, "created": True, "added": 2, "removed": 0, "diagnostics": []}
     assert answer == expected
-    assert (filing.folder / "a/b/c.txt").read_text() == "one\ntwo\n"
-    assert os.listdir(filing.folder / "a/b") == ["c.txt"]
+    assert (file_tools.folder / "a/b/c.txt").read_text() == "one\ntwo\n"
+    assert os.listdir(file_tools.folder / "a/b") == ["c.txt"]
 
 
-async def test_tool_started_records_file_digests(filing: Filing) -> None:
-    path = filing.put("f", "old")
-    await filing.call(READ, path="f")
-    await filing.call(WRITE, path="f", content="new")
-    assert filing.started == {"before": {str(path): sha(b"old")}, "after": {str(path): sha(b"new")}}
-    await filing.call(WRITE, path="g", content="new")
-    assert filing.started["before"] == {str(filing.folder / "g"): None}
+async def test_tool_started_records_file_digests(file_tools: FileTools) -> None:
+    path = file_tools.put("f", "old")
+    await file_tools.call(READ, path="f")
+    await file_tools.call(WRITE, path="f", content="new")
+    assert file_tools.started == {"before": {str(path): sha(b"old")}, "after": {str(path): sha(b"new")}}
+    await file_tools.call(WRITE, path="g", content="new")
+    assert file_tools.started["before"] == {str(file_tools.folder / "g"): None}
 
 
-async def test_write_file_rejects_unread_file(filing: Filing) -> None:
-    path = filing.put("f", "old\nsame\n")
-    assert (await filing.call(WRITE, path="f", content="new"))["code"] == "stale_file"
-    await filing.call(READ, path="f")
+async def test_write_file_rejects_unread_file(file_tools: FileTools) -> None:
+    path = file_tools.put("f", "old\nsame\n")
+    assert (await file_tools.call(WRITE, path="f", content="new"))["code"] == "stale_file"
+    await file_tools.call(READ, path="f")
     path.write_text("changed\nsame\n")
-    answer = await filing.call(WRITE, path="f", content="new")
+    answer = await file_tools.call(WRITE, path="f", content="new")
     assert answer["code"] == "stale_file" and "changed" in answer["error"] and path.read_text() == "changed\nsame\n"
-    await filing.call(READ, path="f", limit=1)
-    answer = await filing.call(WRITE, path="f", content="new\nsame\n")
+    await file_tools.call(READ, path="f", limit=1)
+    answer = await file_tools.call(WRITE, path="f", content="new\nsame\n")
     assert (answer["created"], answer["added"], answer["removed"]) == (False, 1, 1)
-    assert "code" not in await filing.call(WRITE, path="f", content="newer"), "what was written is known"
+    assert "code" not in await file_tools.call(WRITE, path="f", content="newer"), "what was written is known"
     path.write_text("by somebody else")
-    assert "code" not in await filing.call(WRITE, path="f", content="last", overwrite=True)
+    assert "code" not in await file_tools.call(WRITE, path="f", content="last", overwrite=True)
     assert path.read_text() == "last"
 
 
-async def test_write_file_detects_change_during_approval(filing: Filing) -> None:
-    path = filing.put("f", "old")
+async def test_write_file_detects_change_during_approval(file_tools: FileTools) -> None:
+    path = file_tools.put("f", "old")
     args = {"path": "f", "content": "new", "overwrite": True}
-    ctx = await filing.prepare(WRITE, args)
+    ctx = await file_tools.prepare(WRITE, args)
     path.write_text("meanwhile")
     with pytest.raises(ToolError) as refusal:
-        await filing.carry_out(WRITE, ctx, args)
+        await file_tools.carry_out(WRITE, ctx, args)
     assert refusal.value.answer["code"] == "stale_file" and path.read_text() == "meanwhile"
 
 
-async def test_write_file_keeps_mode_links_and_line_endings(filing: Filing) -> None:
-    path = filing.put("real.sh", b"\xef\xbb\xbfone\r\ntwo\r\n")
+async def test_write_file_keeps_mode_links_and_line_endings(file_tools: FileTools) -> None:
+    path = file_tools.put("real.sh", b"\xef\xbb\xbfone\r\ntwo\r\n")
     path.chmod(0o750)
-    (filing.folder / "link.sh").symlink_to("real.sh")
-    assert (await filing.call(READ, path="link.sh"))["content"] == "1|one\n2|two"
-    answer = await filing.call(WRITE, path="link.sh", content="one\nTWO\n")
+    (file_tools.folder / "link.sh").symlink_to("real.sh")
+    assert (await file_tools.call(READ, path="link.sh"))["content"] == "1|one\n2|two"
+    answer = await file_tools.call(WRITE, path="link.sh", content="one\nTWO\n")
     assert (answer["path"], answer["added"], answer["removed"]) == ("real.sh", 1, 1)
-    assert (filing.folder / "link.sh").is_symlink()
+    assert (file_tools.folder / "link.sh").is_symlink()
     assert path.read_bytes() == b"\xef\xbb\xbfone\r\nTWO\r\n" and stat.S_IMODE(path.stat().st_mode) == 0o750
 
 
-async def test_write_file_keeps_given_line_endings(filing: Filing) -> None:
-    path = filing.put("f", b"a\r\nb\r\n")
-    await filing.call(WRITE, path="f", content="a\r\nc\r\n", overwrite=True)
+async def test_write_file_keeps_given_line_endings(file_tools: FileTools) -> None:
+    path = file_tools.put("f", b"a\r\nb\r\n")
+    await file_tools.call(WRITE, path="f", content="a\r\nc\r\n", overwrite=True)
     assert path.read_bytes() == b"a\r\nc\r\n"
 
 
-async def test_write_only_file_is_replaced_unseen(filing: Filing) -> None:
-    path = filing.put(".env", f"A={KNOWN}\n")
-    assert (await filing.call(WRITE, path=".env", content="B=1\n"))["code"] == "stale_file"
-    answer = await filing.call(WRITE, path=".env", content="B=1\n", overwrite=True)
+async def test_write_only_file_is_replaced_unseen(file_tools: FileTools) -> None:
+    path = file_tools.put(".env", f"A={KNOWN}\n")
+    assert (await file_tools.call(WRITE, path=".env", content="B=1\n"))["code"] == "stale_file"
+    answer = await file_tools.call(WRITE, path=".env", content="B=1\n", overwrite=True)
     assert (answer["created"], answer["added"], answer["removed"]) == (False, 1, None) and path.read_text() == "B=1\n"
     assert "diff" not in answer
 
 
-async def test_write_file_over_a_file_answers_with_a_diff_without_secrets(filing: Filing) -> None:
-    filing.put("f", f"key: {KNOWN}\nsame\n")
-    answer = await filing.call(WRITE, path="f", content="key: none\nsame\n", overwrite=True)
+async def test_write_file_over_a_file_answers_with_a_diff_without_secrets(file_tools: FileTools) -> None:
+    file_tools.put("f", f"key: {KNOWN}\nsame\n")
+    answer = await file_tools.call(WRITE, path="f", content="key: none\nsame\n", overwrite=True)
     assert answer["diff"].splitlines()[2:] == ["@@ -1,2 +1,2 @@", "-key: «redacted:known»", "+key: none", " same"]
-    assert "diff" not in await filing.call(WRITE, path="f", content="key: none\nsame\n"), "nothing was changed"
+    assert "diff" not in await file_tools.call(WRITE, path="f", content="key: none\nsame\n"), "nothing was changed"
     long = "".join(f"line {number}\n" for number in range(3000))
-    answer = await filing.call(WRITE, path="f", content=long)
+    answer = await file_tools.call(WRITE, path="f", content=long)
     assert len(answer["diff"]) <= WRITTEN_DIFF_CHARS_MAX and answer["diff"].endswith(
         "[the rest of the diff is left out]"
     )
-    filing.put("g", b"\0binary")
-    assert "diff" not in await filing.call(WRITE, path="g", content="text\n", overwrite=True)
+    file_tools.put("g", b"\0binary")
+    assert "diff" not in await file_tools.call(WRITE, path="g", content="text\n", overwrite=True)
 
 
-async def test_write_file_size_limit(filing: Filing) -> None:
-    answer = await filing.call(WRITE, path="f", content="é" * (WRITTEN_BYTES_MAX // 2 + 1))
-    assert answer["code"] == "too_large" and not (filing.folder / "f").exists()
-    assert "code" not in await filing.call(WRITE, path="f", content="x" * WRITTEN_BYTES_MAX)
+async def test_write_file_size_limit(file_tools: FileTools) -> None:
+    answer = await file_tools.call(WRITE, path="f", content="é" * (WRITTEN_BYTES_MAX // 2 + 1))
+    assert answer["code"] == "too_large" and not (file_tools.folder / "f").exists()
+    assert "code" not in await file_tools.call(WRITE, path="f", content="x" * WRITTEN_BYTES_MAX)
 
 
-async def test_failed_write_keeps_old_file_and_no_draft(filing: Filing, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = filing.put("f", "old")
+async def test_failed_write_keeps_old_file_and_no_draft(file_tools: FileTools, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = file_tools.put("f", "old")
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    answer = await filing.call(WRITE, path="f", content="new", overwrite=True)
+    answer = await file_tools.call(WRITE, path="f", content="new", overwrite=True)
     assert answer["code"] == "tool_crashed" and "No space left" in answer["error"]
-    assert path.read_text() == "old" and os.listdir(filing.folder) == ["f"]
+    assert path.read_text() == "old" and os.listdir(file_tools.folder) == ["f"]
 
 
 # ---- leave
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def granted_folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Stands in for approvals: the folders that leave was asked for, always given."""
     folders: list[Path] = []
 
@@ -422,34 +422,34 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return folders
 
 
-async def test_write_outside_workspace_asks_for_folder(filing: Filing, asked: list[Path]) -> None:
-    outside = filing.folder.parent / "elsewhere"
+async def test_write_outside_workspace_asks_for_folder(file_tools: FileTools, granted_folders: list[Path]) -> None:
+    outside = file_tools.folder.parent / "elsewhere"
     outside.mkdir()
-    assert "code" not in await filing.call(WRITE, path=str(outside / "a"), content="x")
-    assert "code" not in await filing.call(WRITE, path=str(outside / "b"), content="x")
-    assert asked == [outside] and (outside / "b").exists()
+    assert "code" not in await file_tools.call(WRITE, path=str(outside / "a"), content="x")
+    assert "code" not in await file_tools.call(WRITE, path=str(outside / "b"), content="x")
+    assert granted_folders == [outside] and (outside / "b").exists()
 
 
-async def test_denied_write_changes_nothing(filing: Filing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_denied_write_changes_nothing(file_tools: FileTools, monkeypatch: pytest.MonkeyPatch) -> None:
     async def folder(*_: Any) -> None:
         raise approvals.Blocked("user", "The user did not allow it.")
 
     monkeypatch.setattr(approvals, "folder", folder)
-    outside = filing.folder.parent / "x.txt"
-    answer = await filing.call(WRITE, path=str(outside), content="x")
+    outside = file_tools.folder.parent / "x.txt"
+    answer = await file_tools.call(WRITE, path=str(outside), content="x")
     assert answer["status"] == "blocked" and not outside.exists()
 
 
-async def test_git_control_file_write_needs_approval(filing: Filing, asked: list[Path]) -> None:
-    filing.put(".git/config", "[core]\n")
-    assert "code" not in await filing.call(WRITE, path=".git/config", content="[x]\n", overwrite=True)
-    assert asked == [filing.folder / ".git"]
+async def test_git_control_file_write_needs_approval(file_tools: FileTools, granted_folders: list[Path]) -> None:
+    file_tools.put(".git/config", "[core]\n")
+    assert "code" not in await file_tools.call(WRITE, path=".git/config", content="[x]\n", overwrite=True)
+    assert granted_folders == [file_tools.folder / ".git"]
 
 
-async def test_forbidden_write_asks_no_approval(filing: Filing, asked: list[Path]) -> None:
+async def test_forbidden_write_asks_no_approval(file_tools: FileTools, granted_folders: list[Path]) -> None:
     for path in ("/etc/passwd", "~/.ssh/authorized_keys", "~/.hermes/config.yaml"):
-        assert (await filing.call(WRITE, path=path, content="x"))["code"] == "path_refused"
-    assert asked == []
+        assert (await file_tools.call(WRITE, path=path, content="x"))["code"] == "path_refused"
+    assert granted_folders == []
 
 
 # ---- after a crash
@@ -458,24 +458,24 @@ async def test_forbidden_write_asks_no_approval(filing: Filing, asked: list[Path
 @pytest.mark.parametrize(
     ("now", "known"), [(b"old", "not_done"), (b"new", "done"), (b"other", "unclear"), (None, "unclear")]
 )
-async def test_write_reconcile_by_digest(filing: Filing, now: bytes | None, known: str) -> None:
-    path = filing.put("f", "old")
+async def test_write_reconcile_by_digest(file_tools: FileTools, now: bytes | None, known: str) -> None:
+    path = file_tools.put("f", "old")
     args = {"path": "f", "content": "new"}
-    await filing.call(READ, path="f")
-    await filing.prepare(WRITE, args)
+    await file_tools.call(READ, path="f")
+    await file_tools.prepare(WRITE, args)
     if now is None:
         path.unlink()
     else:
         path.write_bytes(now)
-    filing.resources.session.seen.clear()  # another process does not remember
-    assert await file_access.reconcile(filing.context(), args, filing.started) == known
+    file_tools.resources.session.seen.clear()  # another process does not remember
+    assert await file_access.reconcile(file_tools.context(), args, file_tools.started) == known
     if known == "not_done":
-        assert "code" not in await filing.call(WRITE, **args), "the first process had seen the file"
+        assert "code" not in await file_tools.call(WRITE, **args), "the first process had seen the file"
         assert path.read_bytes() == b"new"
 
 
-async def test_reconcile_without_digests_is_unclear(filing: Filing) -> None:
-    assert await file_access.reconcile(filing.context(), {}, {}) == "unclear"
+async def test_reconcile_without_digests_is_unclear(file_tools: FileTools) -> None:
+    assert await file_access.reconcile(file_tools.context(), {}, {}) == "unclear"
 
 
 # ---- diagnostics
@@ -498,15 +498,15 @@ async def test_reconcile_without_digests_is_unclear(filing: Filing) -> None:
     ],
 )
 def test_syntax_diagnostics_name_position(name: str, content: str, place: tuple[int, int] | None) -> None:
-    found = diagnostics(name, content.encode())
-    assert found is not None
-    assert [(fault["line"], fault["column"]) for fault in found] == ([] if place is None else [place])
-    assert all(fault["message"] for fault in found)
+    faults = diagnostics(name, content.encode())
+    assert faults is not None
+    assert [(fault["line"], fault["column"]) for fault in faults] == ([] if place is None else [place])
+    assert all(fault["message"] for fault in faults)
 
 
-async def test_write_file_with_syntax_error_is_written(filing: Filing) -> None:
-    answer = await filing.call(WRITE, path="a.json", content="{")
-    assert answer["diagnostics"][0]["line"] == 1 and (filing.folder / "a.json").read_text() == "{"
+async def test_write_file_with_syntax_error_is_written(file_tools: FileTools) -> None:
+    answer = await file_tools.call(WRITE, path="a.json", content="{")
+    assert answer["diagnostics"][0]["line"] == 1 and (file_tools.folder / "a.json").read_text() == "{"
 
 
 def test_diagnostics_skip_large_content() -> None:
@@ -516,16 +516,16 @@ def test_diagnostics_skip_large_content() -> None:
 # ---- in a turn
 
 
-def offered(make_house: MakeHouse) -> House:
-    house = make_house({"terminal": {"backend": "local"}})
-    house.offer(files.READ, files.WRITE, patching.TOOL, searching.TOOL)
-    house.home.workspace.mkdir(parents=True)
-    return house
+def harness_with_files(make_harness: MakeHarness) -> Harness:
+    harness = make_harness({"terminal": {"backend": "local"}})
+    harness.offer(files.READ, files.WRITE, patching.TOOL, searching.TOOL)
+    harness.home.workspace.mkdir(parents=True)
+    return harness
 
 
-async def test_model_reads_writes_patches_and_searches(make_house: MakeHouse, server: ModelServer) -> None:
-    house = offered(make_house)
-    path = house.home.workspace / "a.txt"
+async def test_model_reads_writes_patches_and_searches(make_harness: MakeHarness, server: ModelServer) -> None:
+    harness = harness_with_files(make_harness)
+    path = harness.home.workspace / "a.txt"
     path.write_text(f"one\n{TOKEN}\n")
     calls = [
         Call("read_file", {"path": "a.txt"}),
@@ -534,15 +534,15 @@ async def test_model_reads_writes_patches_and_searches(make_house: MakeHouse, se
         Call("write_file", {"path": "b.txt", "content": "new"}),
     ]
     server.script = [*(Reply(tool_calls=[call]) for call in calls), Reply(text="Done.")]
-    ran = await house.run(server)
-    read, patched, searched, written = ran.tool_results()
+    run = await harness.run(server)
+    read, patched, searched, written = run.tool_results()
     assert read["content"] == "1|one\n2|«redacted:credential»"
     assert patched["matched_by"] == "exact" and searched["matches"][0]["text"] == "two" and written["created"]
-    assert TOKEN not in str(ran.events) and TOKEN in path.read_text()
-    digests = [(event.get("before"), event.get("after")) for event in ran.of("tool.started")]
+    assert TOKEN not in str(run.events) and TOKEN in path.read_text()
+    digests = [(event.get("before"), event.get("after")) for event in run.events_of("tool.started")]
     assert digests[0] == (None, None) and digests[3] == (
-        {str(house.home.workspace / "b.txt"): None},
-        {str(house.home.workspace / "b.txt"): sha(b"new")},
+        {str(harness.home.workspace / "b.txt"): None},
+        {str(harness.home.workspace / "b.txt"): sha(b"new")},
     )
 
 
@@ -555,20 +555,20 @@ CUT_OFF = {
 @pytest.mark.parametrize("name", CUT_OFF)
 @pytest.mark.parametrize("was_done", [False, True])
 async def test_interrupted_file_call_ends_exactly_once(
-    make_house: MakeHouse, server: ModelServer, name: str, was_done: bool
+    make_harness: MakeHarness, server: ModelServer, name: str, was_done: bool
 ) -> None:
-    house = offered(make_house)
-    path = house.home.workspace / "f"
+    harness = harness_with_files(make_harness)
+    path = harness.home.workspace / "f"
     path.write_bytes(b"new\n" if was_done else b"old\n")
     before = path.stat()
     server.script = [Reply(text="Done.")]
-    left = await Left(house, server, on_detach="continue").begin()
+    orphan = await OrphanedRun(harness, server, on_detach="continue").begin()
     call = Call(name, CUT_OFF[name], id="call_1")
-    await left.say("", calls=[call])
+    await orphan.say("", calls=[call])
     digests = {"before": {str(path): sha(b"old\n")}, "after": {str(path): sha(b"new\n")}}
     effect = "idempotent" if name == "write_file" else "effect"
-    await left.add(left.event("tool.started", call_id=call.id, name=name, effect=effect, args={}, **digests))
-    events = await left.taken_up()
+    await orphan.add(orphan.event("tool.started", call_id=call.id, name=name, effect=effect, args={}, **digests))
+    events = await orphan.taken_up()
     [finished] = [event for event in events if event["type"] == "tool.finished"]
     assert (finished["status"], finished["repeated"]) == ("ok", not was_done)
     assert path.read_text() == "new\n"

@@ -55,8 +55,8 @@ def size_of(part: Any) -> tuple[int, int]:
 )
 def test_inline_images_are_scaled_down(size: tuple[int, int], mode: str, smaller: tuple[int, int]) -> None:
     before = message(WORDS, picture(*size, mode))
-    ((words, after),) = [images.shrink_images([before])[0]["content"]]
-    assert (words, size_of(after), after["image_url"]["detail"]) == (WORDS, smaller, "low")
+    ((note, after),) = [images.shrink_images([before])[0]["content"]]
+    assert (note, size_of(after), after["image_url"]["detail"]) == (WORDS, smaller, "low")
     assert size_of(before["content"][1]) == size, "the stored message is not touched"
 
 
@@ -74,16 +74,16 @@ def test_unreadable_image_is_sent_unchanged(data: str) -> None:
 
 
 async def test_every_image_is_described_once() -> None:
-    asked: list[str] = []
+    urls: list[str] = []
 
     async def describe(part: Message) -> str:
-        asked.append(part["image_url"]["url"])
-        return f"picture {len(asked)}"
+        urls.append(part["image_url"]["url"])
+        return f"picture {len(urls)}"
 
     other = {"type": "image_url", "image_url": {"url": "https://h.test/b.png"}}
     plain = {"role": "assistant", "content": "hm"}
     after = await images.replace_by_descriptions([message(WORDS, WEB), plain, message(WEB, other)], describe)
-    assert asked == ["https://h.test/a.png", "https://h.test/b.png"]
+    assert urls == ["https://h.test/a.png", "https://h.test/b.png"]
     texts = [[part["text"] for part in m["content"]] for m in (after[0], after[2])]
     assert texts == [["What is this?", "[An image: picture 1]"], ["[An image: picture 1]", "[An image: picture 2]"]]
     assert after[1] is plain

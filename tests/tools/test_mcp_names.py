@@ -26,16 +26,16 @@ def test_mcp_tool_names_are_plain(server: str, tool: str, name: str) -> None:
 
 
 def test_mcp_tool_names_are_short_unique_and_stable() -> None:
-    taken: dict[str, str] = {}
-    asked = [("a", "b_c"), ("a_b", "c"), ("A", "b_c"), ("a", "b-c"), ("s", "x" * 100), ("s", "x" * 101)]
-    given = [names.toolname(server, tool, taken) for server, tool in asked]
-    assert given[0] == "mcp_a_b_c" and len(set(given)) == len(given)
-    assert all(len(name) <= 64 and name.replace("_", "").isalnum() for name in given)
-    assert [names.toolname(server, tool, taken) for server, tool in asked] == given
+    names_in_use: dict[str, str] = {}
+    tools = [("a", "b_c"), ("a_b", "c"), ("A", "b_c"), ("a", "b-c"), ("s", "x" * 100), ("s", "x" * 101)]
+    names_given = [names.toolname(server, tool, names_in_use) for server, tool in tools]
+    assert names_given[0] == "mcp_a_b_c" and len(set(names_given)) == len(names_given)
+    assert all(len(name) <= 64 and name.replace("_", "").isalnum() for name in names_given)
+    assert [names.toolname(server, tool, names_in_use) for server, tool in tools] == names_given
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("schema", "expected"),
     [
         ({}, {"type": "object", "properties": {}}),
         ({"type": "object", "title": "T", "$schema": "x"}, {"type": "object", "properties": {}}),
@@ -46,12 +46,12 @@ def test_mcp_tool_names_are_short_unique_and_stable() -> None:
         ({"type": "object", "oneOf": [{}], "$ref": "#/$defs/x"}, {"type": "object", "properties": {}}),
     ],
 )
-def test_mcp_schemas_are_sanitised(given: Any, kept: Any) -> None:
-    assert names.schema(given) == kept
+def test_mcp_schemas_are_sanitised(schema: Any, expected: Any) -> None:
+    assert names.schema(schema) == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("schema", "why"),
     [
         (None, "no object"),
         ({"type": "string"}, "no object"),
@@ -65,20 +65,22 @@ def test_mcp_schemas_are_sanitised(given: Any, kept: Any) -> None:
         (json.loads('{"items":' * 50 + "{}" + "}" * 50), "deeply"),
     ],
 )
-def test_unusable_mcp_schemas_are_rejected(given: Any, why: str) -> None:
+def test_unusable_mcp_schemas_are_rejected(schema: Any, why: str) -> None:
     with pytest.raises(Unfit, match=why):
-        names.schema(given)
+        names.schema(schema)
 
 
 def test_mcp_descriptions_are_truncated_and_marked() -> None:
-    said = names.description("s", "t", "d" * 2000)
-    assert said.startswith("The tool 't' of the MCP server 's', which says of it: ddd") and len(said) < 1_100
+    description = names.description("s", "t", "d" * 2000)
+    assert (
+        description.startswith("The tool 't' of the MCP server 's', which says of it: ddd") and len(description) < 1_100
+    )
     assert names.description("s", "t", None) == "The tool 't' of the MCP server 's'."
     assert names.schema({"description": "d" * 2000})["description"] == "d" * 1024
 
 
 @pytest.mark.parametrize(
-    ("hints", "effect", "asked"),
+    ("hints", "effect", "needs_approval"),
     [
         ({}, "effect", True),
         ({"readOnlyHint": True}, "read", False),
@@ -88,9 +90,9 @@ def test_mcp_descriptions_are_truncated_and_marked() -> None:
         ({"destructiveHint": True, "idempotentHint": True}, "idempotent", True),
     ],
 )
-def test_mcp_annotations_to_effect_and_approval(hints: Any, effect: str, asked: bool) -> None:
+def test_mcp_annotations_to_effect_and_approval(hints: Any, effect: str, needs_approval: bool) -> None:
     assert names.effect(hints) == effect
-    assert names.needs_approval("destructive", hints) is asked
+    assert names.needs_approval("destructive", hints) is needs_approval
     assert names.needs_approval("always", hints) and not names.needs_approval("never", hints)
 
 
@@ -103,8 +105,8 @@ def test_mcp_result_content() -> None:
     picture = {"type": "image", "mimeType": "image/png", "data": base64.b64encode(b"png").decode()}
     inner = {"type": "resource", "resource": {"uri": "a://b", "text": "inner"}}
     link = {"type": "resource_link", "uri": "a://c", "name": "c", "size": 3}
-    told, blobs = names.answer([{"type": "text", "text": "one"}, picture, inner, link])
-    assert told == {"text": "one\ninner", "resources": [{"uri": "a://c", "name": "c"}]}
+    answer, blobs = names.answer([{"type": "text", "text": "one"}, picture, inner, link])
+    assert answer == {"text": "one\ninner", "resources": [{"uri": "a://c", "name": "c"}]}
     assert blobs == [names.Blob("image/png", b"png")]
     assert names.answer([{"type": "text", "text": '{"a": 1}'}], {"a": 1})[0] == {"structured": {"a": 1}}
     assert names.answer([{"type": "text", "text": "1"}], {"result": 1})[0] == {"structured": {"result": 1}}

@@ -20,14 +20,14 @@ from hermes.tools.diffs import unified_diff
 from hermes.tools.framework.registry import ToolError
 from hermes.tools.patching import TOOL, apply_hunks, nearest, parse_patch, replace_text
 
-from .filing import KNOWN, Filing, Json
+from .filing import KNOWN, FileTools, Json
 
 
 @pytest.fixture
-def filing(tmp_path: Path) -> Iterator[Filing]:
-    made = Filing(tmp_path)
-    yield made
-    made.threads.close()
+def file_tools(tmp_path: Path) -> Iterator[FileTools]:
+    file_tools = FileTools(tmp_path)
+    yield file_tools
+    file_tools.threads.close()
 
 
 # ---- finding
@@ -196,8 +196,8 @@ def test_diff_round_trip_property(old: list[str], new: list[str]) -> None:
     rows = text.split("\n")[2:]
     assert [sum(row.startswith(sign) for row in rows) for sign in "+-"] == [added, removed]
     if old and old != new and len(new) > 0:
-        made = apply_hunks("\n".join(old) + "\n", hunks("\n".join(rows)))[0]
-        assert made == "\n".join(new) + "\n"
+        patched = apply_hunks("\n".join(old) + "\n", hunks("\n".join(rows)))[0]
+        assert patched == "\n".join(new) + "\n"
 
 
 def test_long_diff_is_computed_cheaply() -> None:
@@ -209,14 +209,14 @@ def test_long_diff_is_computed_cheaply() -> None:
 # ---- the tool
 
 
-async def change(filing: Filing, path: str, old: str, new: str, **more: Any) -> Json:
-    return await filing.call(TOOL, mode="replace", path=path, old_string=old, new_string=new, **more)
+async def change(file_tools: FileTools, path: str, old: str, new: str, **more: Any) -> Json:
+    return await file_tools.call(TOOL, mode="replace", path=path, old_string=old, new_string=new, **more)
 
 
-async def test_patch_changes_part_of_file(filing: Filing) -> None:
-    path = filing.put("a.py", "one\ntwo\nthree\n")
+async def test_patch_changes_part_of_file(file_tools: FileTools) -> None:
+    path = file_tools.put("a.py", "one\ntwo\nthree\n")
     path.chmod(0o755)
-    answer = await change(filing, "a.py", "two", "2")
+    answer = await change(file_tools, "a.py", "two", "2")
     assert answer == {
         "diff": "--- a.py\n+++ a.py\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three",
         "files": [{"path": "a.py", "added": 1, "removed": 1}],
@@ -224,23 +224,23 @@ async def test_patch_changes_part_of_file(filing: Filing) -> None:
     }
     assert path.read_text() == "one\n2\nthree\n" and stat.S_IMODE(path.stat().st_mode) == 0o755
     digests = [hashlib.sha256(text).hexdigest() for text in (b"one\ntwo\nthree\n", b"one\n2\nthree\n")]
-    assert filing.started == {"before": {str(path): digests[0]}, "after": {str(path): digests[1]}}
+    assert file_tools.started == {"before": {str(path): digests[0]}, "after": {str(path): digests[1]}}
 
 
 @pytest.mark.parametrize("data", [b"a\r\nb\r\nc\r\n", b"\xef\xbb\xbfa\r\nb\r\nc\r\n", b"caf\xe9\r\na\r\nb\r\nc\r\n"])
-async def test_patch_keeps_other_bytes(filing: Filing, data: bytes) -> None:
-    path = filing.put("f", data)
-    assert (await change(filing, "f", "a\nb", "x\ny\nz"))["matched_by"] == "exact"
+async def test_patch_keeps_other_bytes(file_tools: FileTools, data: bytes) -> None:
+    path = file_tools.put("f", data)
+    assert (await change(file_tools, "f", "a\nb", "x\ny\nz"))["matched_by"] == "exact"
     assert path.read_bytes() == data.replace(b"a\r\nb", b"x\r\ny\r\nz")
 
 
-async def test_patched_file_counts_as_read_only_if_it_was(filing: Filing) -> None:
-    path = filing.put("f", "a\nb\n")
-    await change(filing, "f", "a", "c")
-    assert str(path) not in filing.resources.session.seen
-    await filing.call(files.READ, path="f")
-    await change(filing, "f", "b", "d")
-    assert "code" not in await filing.call(files.WRITE, path="f", content="x")
+async def test_patched_file_counts_as_read_only_if_it_was(file_tools: FileTools) -> None:
+    path = file_tools.put("f", "a\nb\n")
+    await change(file_tools, "f", "a", "c")
+    assert str(path) not in file_tools.resources.session.seen
+    await file_tools.call(files.READ, path="f")
+    await change(file_tools, "f", "b", "d")
+    assert "code" not in await file_tools.call(files.WRITE, path="f", content="x")
 
 
 @pytest.mark.parametrize(
@@ -265,30 +265,30 @@ async def test_patched_file_counts_as_read_only_if_it_was(filing: Filing) -> Non
         ({"mode": "patch", "patch": "*** Delete File: gone"}, "path_not_found"),
     ],
 )
-async def test_failed_patch_changes_nothing(filing: Filing, args: Json, code: str) -> None:
-    filing.put("f", "a\na\n")
-    filing.put("bin", b"a\0")
-    filing.put(".env", "a")
-    os.truncate(filing.put("big", "a"), WRITTEN_BYTES_MAX + 1)
-    before = {path.name: path.stat().st_mtime_ns for path in filing.folder.iterdir()}
-    answer = await filing.call(TOOL, **args)
+async def test_failed_patch_changes_nothing(file_tools: FileTools, args: Json, code: str) -> None:
+    file_tools.put("f", "a\na\n")
+    file_tools.put("bin", b"a\0")
+    file_tools.put(".env", "a")
+    os.truncate(file_tools.put("big", "a"), WRITTEN_BYTES_MAX + 1)
+    before = {path.name: path.stat().st_mtime_ns for path in file_tools.folder.iterdir()}
+    answer = await file_tools.call(TOOL, **args)
     assert answer["code"] == code, answer
-    assert {path.name: path.stat().st_mtime_ns for path in filing.folder.iterdir()} == before
+    assert {path.name: path.stat().st_mtime_ns for path in file_tools.folder.iterdir()} == before
 
 
-async def test_patch_diff_is_redacted(filing: Filing) -> None:
-    filing.put("f", f"one\nkey {KNOWN}\nthree\n")
-    answer = await change(filing, "f", "one\nkey", "x\nkez")
+async def test_patch_diff_is_redacted(file_tools: FileTools) -> None:
+    file_tools.put("f", f"one\nkey {KNOWN}\nthree\n")
+    answer = await change(file_tools, "f", "one\nkey", "x\nkez")
     assert KNOWN not in str(answer) and "+kez «redacted:known»" in answer["diff"]
-    answer = await change(filing, "f", "x\nkez «redacted:known»\nthree", "y")
+    answer = await change(file_tools, "f", "x\nkez «redacted:known»\nthree", "y")
     assert answer["code"] == "no_match" and KNOWN not in str(answer) and "stands for a secret" in answer["hint"]
     assert answer["nearest"][0]["line"] == 1
-    assert KNOWN in (filing.folder / "f").read_text()
+    assert KNOWN in (file_tools.folder / "f").read_text()
 
 
-async def test_patch_long_diff_is_truncated(filing: Filing) -> None:
-    filing.put("f", "line\n" * 20_000)
-    answer = await change(filing, "f", "line", "some other text " + KNOWN, replace_all=True)
+async def test_patch_long_diff_is_truncated(file_tools: FileTools) -> None:
+    file_tools.put("f", "line\n" * 20_000)
+    answer = await change(file_tools, "f", "line", "some other text " + KNOWN, replace_all=True)
     assert len(answer["diff"]) <= DIFF_CHARS_MAX and KNOWN not in answer["diff"] and "left out" in answer["diff"]
 
 
@@ -310,26 +310,26 @@ SEVERAL = """*** Begin Patch
 """
 
 
-def several(filing: Filing) -> None:
+def several(file_tools: FileTools) -> None:
     for name, content in (("a.py", "one\ntwo\n"), ("c.txt", "gone\n"), ("run.sh", "#!/bin/sh\nold\n")):
-        filing.put(name, content).chmod(0o750)
+        file_tools.put(name, content).chmod(0o750)
 
 
-def tree(filing: Filing) -> dict[str, tuple[str, int]]:
-    found = (path for path in filing.folder.rglob("*") if path.is_file())
-    return {str(p.relative_to(filing.folder)): (p.read_text(), stat.S_IMODE(p.stat().st_mode)) for p in found}
+def tree(file_tools: FileTools) -> dict[str, tuple[str, int]]:
+    paths = (path for path in file_tools.folder.rglob("*") if path.is_file())
+    return {str(p.relative_to(file_tools.folder)): (p.read_text(), stat.S_IMODE(p.stat().st_mode)) for p in paths}
 
 
-async def test_patch_several_files_atomically(filing: Filing) -> None:
-    several(filing)
-    answer = await filing.call(TOOL, mode="patch", patch=SEVERAL)
-    made = tree(filing)
-    assert {name: content for name, (content, _) in made.items()} == {
+async def test_patch_several_files_atomically(file_tools: FileTools) -> None:
+    several(file_tools)
+    answer = await file_tools.call(TOOL, mode="patch", patch=SEVERAL)
+    created = tree(file_tools)
+    assert {name: content for name, (content, _) in created.items()} == {
         "a.py": "1\ntwo\n",
         "new/b.py": "def f(:\n",
         "bin/run.sh": "#!/bin/sh\nnew\n",
     }
-    assert made["bin/run.sh"][1] == 0o750 and made["a.py"][1] == 0o750
+    assert created["bin/run.sh"][1] == 0o750 and created["a.py"][1] == 0o750
     assert answer["files"] == [
         {"path": "a.py", "added": 1, "removed": 1},
         {"path": "new/b.py", "added": 1, "removed": 0},
@@ -340,18 +340,20 @@ async def test_patch_several_files_atomically(filing: Filing) -> None:
     assert "--- c.txt\n+++ /dev/null" in answer["diff"] and "--- run.sh\n+++ bin/run.sh" in answer["diff"]
 
 
-async def test_patch_one_failing_hunk_changes_no_file(filing: Filing) -> None:
-    several(filing)
-    before = tree(filing)
-    answer = await filing.call(TOOL, mode="patch", patch=SEVERAL.replace("-old", "-older"))
+async def test_patch_one_failing_hunk_changes_no_file(file_tools: FileTools) -> None:
+    several(file_tools)
+    before = tree(file_tools)
+    answer = await file_tools.call(TOOL, mode="patch", patch=SEVERAL.replace("-old", "-older"))
     assert answer["code"] == "no_match" and answer["error"].startswith("run.sh: ")
-    assert tree(filing) == before
+    assert tree(file_tools) == before
 
 
 @pytest.mark.parametrize("failing", range(5))
-async def test_patch_write_failure_rolls_back(filing: Filing, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    several(filing)
-    before, count = tree(filing), 0
+async def test_patch_write_failure_rolls_back(
+    file_tools: FileTools, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several(file_tools)
+    before, count = tree(file_tools), 0
 
     def after_some(method: Any) -> Any:
         def act(paths: Paths, *args: Any) -> Any:
@@ -365,13 +367,13 @@ async def test_patch_write_failure_rolls_back(filing: Filing, failing: int, monk
 
     for name in ("replace", "remove"):
         monkeypatch.setattr(Paths, name, after_some(getattr(Paths, name)))
-    answer = await filing.call(TOOL, mode="patch", patch=SEVERAL)
+    answer = await file_tools.call(TOOL, mode="patch", patch=SEVERAL)
     assert answer["code"] == "tool_crashed" and "Nothing was changed" in answer["hint"]
-    assert tree(filing) == before
+    assert tree(file_tools) == before
 
 
-async def test_patch_failed_rollback_is_reported(filing: Filing, monkeypatch: pytest.MonkeyPatch) -> None:
-    several(filing)
+async def test_patch_failed_rollback_is_reported(file_tools: FileTools, monkeypatch: pytest.MonkeyPatch) -> None:
+    several(file_tools)
     count, replace = 0, Paths.replace
 
     def failing(paths: Paths, *args: Any) -> Any:
@@ -382,34 +384,34 @@ async def test_patch_failed_rollback_is_reported(filing: Filing, monkeypatch: py
         return replace(paths, *args)
 
     monkeypatch.setattr(Paths, "replace", failing)
-    answer = await filing.call(TOOL, mode="patch", patch=SEVERAL)
+    answer = await file_tools.call(TOOL, mode="patch", patch=SEVERAL)
     assert answer["code"] == "tool_crashed" and answer["error"].endswith("undone in: a.py.")
 
 
-async def test_patch_detects_concurrent_change(filing: Filing) -> None:
-    several(filing)
+async def test_patch_detects_concurrent_change(file_tools: FileTools) -> None:
+    several(file_tools)
     args = {"mode": "patch", "patch": SEVERAL}
-    ctx = await filing.prepare(TOOL, args)
-    filing.put("c.txt", "changed")
-    before = tree(filing)
+    ctx = await file_tools.prepare(TOOL, args)
+    file_tools.put("c.txt", "changed")
+    before = tree(file_tools)
     with pytest.raises(ToolError) as refusal:
-        await filing.carry_out(TOOL, ctx, args)
-    assert refusal.value.answer["code"] == "stale_file" and tree(filing) == before
+        await file_tools.carry_out(TOOL, ctx, args)
+    assert refusal.value.answer["code"] == "stale_file" and tree(file_tools) == before
 
 
-async def test_patch_reconcile_by_digests(filing: Filing) -> None:
-    several(filing)
+async def test_patch_reconcile_by_digests(file_tools: FileTools) -> None:
+    several(file_tools)
     args = {"mode": "patch", "patch": SEVERAL}
-    ctx = await filing.prepare(TOOL, args)
-    started = filing.started
+    ctx = await file_tools.prepare(TOOL, args)
+    started = file_tools.started
 
     async def known() -> str:
-        return await file_access.reconcile(filing.context(), args, started)
+        return await file_access.reconcile(file_tools.context(), args, started)
 
     assert await known() == "not_done"
-    await filing.carry_out(TOOL, ctx, args)
+    await file_tools.carry_out(TOOL, ctx, args)
     assert await known() == "done"
-    filing.put("c.txt", "gone\n")
+    file_tools.put("c.txt", "gone\n")
     assert await known() == "unclear", "some files are as before, some as after"
 
 

@@ -37,9 +37,9 @@ async def test_long_result_is_spilled_to_file(tmp_path: Path) -> None:
     assert spilled is not None and spilled.stat().st_mode & 0o777 == 0o600
     whole = spilled.read_text("utf-8")
     assert lines in whole and '"total_lines": 1000' in whole
-    told = json.loads(content)
-    assert told["spilled"] == {"path": str(spilled), "chars": len(whole), "lines": whole.count("\n")}
-    assert told["begins"] == whole[:1_500] and "read_file" in told["hint"]
+    payload = json.loads(content)
+    assert payload["spilled"] == {"path": str(spilled), "chars": len(whole), "lines": whole.count("\n")}
+    assert payload["begins"] == whole[:1_500] and "read_file" in payload["hint"]
 
 
 async def test_results_of_one_step_share_budget(tmp_path: Path) -> None:

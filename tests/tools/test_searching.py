@@ -21,7 +21,7 @@ from hermes.tools import searching
 from hermes.tools.rg_fallback import Glob
 from hermes.tools.searching import TOOL
 
-from .filing import KNOWN, Filing, Json
+from .filing import KNOWN, FileTools, Json
 
 HAS_RG = shutil.which("rg", path="/usr/local/bin:/usr/bin:/bin") is not None
 needs_rg = pytest.mark.skipif(not HAS_RG, reason="ripgrep is not installed")
@@ -41,29 +41,29 @@ class LocalWithoutRipgrep(NoRipgrep, Local):
 
 
 @pytest.fixture(params=[pytest.param("rg", marks=needs_rg), "plain"])
-def filing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Filing]:
+def file_tools(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileTools]:
     """A workspace on a machine with ripgrep, and one without."""
-    made = Filing(tmp_path)
-    made.resources.make = Local if request.param == "rg" else LocalWithoutRipgrep
-    yield made
-    made.threads.close()
+    file_tools = FileTools(tmp_path)
+    file_tools.resources.make = Local if request.param == "rg" else LocalWithoutRipgrep
+    yield file_tools
+    file_tools.threads.close()
 
 
-async def search(filing: Filing, pattern: str, **args: Any) -> Json:
-    return await filing.call(TOOL, pattern=pattern, **args)
+async def search(file_tools: FileTools, pattern: str, **args: Any) -> Json:
+    return await file_tools.call(TOOL, pattern=pattern, **args)
 
 
-async def places(filing: Filing, pattern: str, **args: Any) -> list[str]:
-    return [f"{hit['path']}:{hit['line']}" for hit in (await search(filing, pattern, **args))["matches"]]
+async def places(file_tools: FileTools, pattern: str, **args: Any) -> list[str]:
+    return [f"{hit['path']}:{hit['line']}" for hit in (await search(file_tools, pattern, **args))["matches"]]
 
 
 # ---- content
 
 
-async def test_search_finds_lines_in_order(filing: Filing) -> None:
-    filing.put("b/x.py", "def f():\n    return needle\n")
-    filing.put("a.txt", "needle\nno\nneedle two needle\n")
-    answer = await search(filing, "needle")
+async def test_search_finds_lines_in_order(file_tools: FileTools) -> None:
+    file_tools.put("b/x.py", "def f():\n    return needle\n")
+    file_tools.put("a.txt", "needle\nno\nneedle two needle\n")
+    answer = await search(file_tools, "needle")
     assert answer == {
         "matches": [
             {"path": "a.txt", "line": 1, "text": "needle"},
@@ -77,39 +77,39 @@ async def test_search_finds_lines_in_order(filing: Filing) -> None:
     }
 
 
-async def test_search_pagination_has_no_gap(filing: Filing) -> None:
+async def test_search_pagination_has_no_gap(file_tools: FileTools) -> None:
     for name in "abc":
-        filing.put(name, "x 1\nx 2\nno\nx 3\n")
-    whole = (await search(filing, "x"))["matches"]
+        file_tools.put(name, "x 1\nx 2\nno\nx 3\n")
+    whole = (await search(file_tools, "x"))["matches"]
     assert len(whole) == 9
-    got: list[Json] = []
+    matches: list[Json] = []
     offset: int | None = 0
     while offset is not None:
-        answer = await search(filing, "x", offset=offset, limit=2)
+        answer = await search(file_tools, "x", offset=offset, limit=2)
         assert answer["total"] == 9 and answer["truncated"] == (answer["next_offset"] is not None)
-        got += answer["matches"]
+        matches += answer["matches"]
         offset = answer["next_offset"]
-    assert got == whole
-    answer = await search(filing, "x", offset=9)
+    assert matches == whole
+    answer = await search(file_tools, "x", offset=9)
     assert answer["matches"] == [] and answer["next_offset"] is None
 
 
-async def test_search_context_lines(filing: Filing) -> None:
-    filing.put("f", "1\n2\n3 x\n4\n5 x\n6\n7\n")
-    hits = (await search(filing, "x", context=2))["matches"]
+async def test_search_context_lines(file_tools: FileTools) -> None:
+    file_tools.put("f", "1\n2\n3 x\n4\n5 x\n6\n7\n")
+    hits = (await search(file_tools, "x", context=2))["matches"]
     assert [(hit["before"], hit["text"], hit["after"]) for hit in hits] == [
         (["1", "2"], "3 x", ["4", "5 x"]),
         (["3 x", "4"], "5 x", ["6", "7"]),
     ]
 
 
-async def test_search_output_modes_count_and_files(filing: Filing) -> None:
-    filing.put("a", "x\nx\n")
-    filing.put("b", "y\n")
-    filing.put("c", "x x\n")
-    answer = await search(filing, "x", output_mode="count")
+async def test_search_output_modes_count_and_files(file_tools: FileTools) -> None:
+    file_tools.put("a", "x\nx\n")
+    file_tools.put("b", "y\n")
+    file_tools.put("c", "x x\n")
+    answer = await search(file_tools, "x", output_mode="count")
     assert answer["matches"] == [{"path": "a", "count": 2}, {"path": "c", "count": 1}] and answer["total"] == 2
-    answer = await search(filing, "x", output_mode="files_only", limit=1)
+    answer = await search(file_tools, "x", output_mode="files_only", limit=1)
     assert answer["matches"] == ["a"] and answer["total"] == 2 and answer["next_offset"] == 1
 
 
@@ -133,11 +133,11 @@ async def test_search_output_modes_count_and_files(filing: Filing) -> None:
         ("--", {}, ["a.py:4"]),
     ],
 )
-async def test_search_patterns_and_globs(filing: Filing, pattern: str, args: Json, expected: list[str]) -> None:
-    filing.put("a.py", "def f(x):\n    return 'é'\naaa\n--help\n")
-    filing.put("crlf.txt", "one\r\ntwo\r\n")
-    filing.put("sub/inner/d.txt", "deep\n")
-    assert await places(filing, pattern, **args) == expected
+async def test_search_patterns_and_globs(file_tools: FileTools, pattern: str, args: Json, expected: list[str]) -> None:
+    file_tools.put("a.py", "def f(x):\n    return 'é'\naaa\n--help\n")
+    file_tools.put("crlf.txt", "one\r\ntwo\r\n")
+    file_tools.put("sub/inner/d.txt", "deep\n")
+    assert await places(file_tools, pattern, **args) == expected
 
 
 @pytest.mark.parametrize(
@@ -158,79 +158,79 @@ async def test_search_patterns_and_globs(filing: Filing, pattern: str, args: Jso
         ({"pattern": "x", "offset": -1}, "invalid_arguments"),
     ],
 )
-async def test_search_rejects_invalid_requests(filing: Filing, args: Json, code: str) -> None:
-    filing.put("bin", b"\0x")
-    filing.put(".env", "x")
-    answer = await filing.call(TOOL, **args)
+async def test_search_rejects_invalid_requests(file_tools: FileTools, args: Json, code: str) -> None:
+    file_tools.put("bin", b"\0x")
+    file_tools.put(".env", "x")
+    answer = await file_tools.call(TOOL, **args)
     assert answer["code"] == code and answer["error"], answer
 
 
-async def test_search_limits_are_accepted(filing: Filing) -> None:
-    filing.put("f", "x\n")
+async def test_search_limits_are_accepted(file_tools: FileTools) -> None:
+    file_tools.put("f", "x\n")
     pattern = "x" + "y?" * (SEARCH_PATTERN_CHARS_MAX // 2 - 1)
-    answer = await search(filing, pattern, limit=SEARCH_HITS_MAX, context=SEARCH_CONTEXT_LINES_MAX)
+    answer = await search(file_tools, pattern, limit=SEARCH_HITS_MAX, context=SEARCH_CONTEXT_LINES_MAX)
     assert answer["total"] == 1
 
 
 # ---- what is left out
 
 
-async def test_search_skips_ignored_hidden_and_binary_files(filing: Filing) -> None:
-    filing.put(".gitignore", "*.log\n/build/\n!keep.log\n")
+async def test_search_skips_ignored_hidden_and_binary_files(file_tools: FileTools) -> None:
+    file_tools.put(".gitignore", "*.log\n/build/\n!keep.log\n")
     for name in ("a.txt", "b.log", "keep.log", "build/x.txt", "sub/build/y.txt", ".hidden", ".dir/z.txt"):
-        filing.put(name, "needle\n")
-    filing.put("bin.dat", b"needle\n\0\n")
-    filing.put("late.dat", b"needle\n" * 20_000 + b"\0")
-    (filing.folder / "link.txt").symlink_to("a.txt")
-    assert await places(filing, "needle") == ["a.txt:1", "keep.log:1", "sub/build/y.txt:1"]
-    assert await places(filing, "needle", path=".dir") == [".dir/z.txt:1"]
-    assert await places(filing, "needle", path=".hidden") == [".hidden:1"]
-    assert await places(filing, "needle", path="build") == ["build/x.txt:1"]
-    assert await places(filing, "needle", file_glob=".hid*") == [".hidden:1"]
-    assert await places(filing, "needle", file_glob=".dir/*") == [".dir/z.txt:1"]
-    assert await places(filing, "needle", file_glob="*.log") == ["keep.log:1"]
+        file_tools.put(name, "needle\n")
+    file_tools.put("bin.dat", b"needle\n\0\n")
+    file_tools.put("late.dat", b"needle\n" * 20_000 + b"\0")
+    (file_tools.folder / "link.txt").symlink_to("a.txt")
+    assert await places(file_tools, "needle") == ["a.txt:1", "keep.log:1", "sub/build/y.txt:1"]
+    assert await places(file_tools, "needle", path=".dir") == [".dir/z.txt:1"]
+    assert await places(file_tools, "needle", path=".hidden") == [".hidden:1"]
+    assert await places(file_tools, "needle", path="build") == ["build/x.txt:1"]
+    assert await places(file_tools, "needle", file_glob=".hid*") == [".hidden:1"]
+    assert await places(file_tools, "needle", file_glob=".dir/*") == [".dir/z.txt:1"]
+    assert await places(file_tools, "needle", file_glob="*.log") == ["keep.log:1"]
 
 
-async def test_search_counts_withheld_files(filing: Filing) -> None:
-    filing.put("a.txt", "needle\n")
-    filing.put("store.kdbx", "needle\n")
-    filing.put("other.kdbx", "nothing\n")
-    answer = await search(filing, "needle")
+async def test_search_counts_withheld_files(file_tools: FileTools) -> None:
+    file_tools.put("a.txt", "needle\n")
+    file_tools.put("store.kdbx", "needle\n")
+    file_tools.put("other.kdbx", "nothing\n")
+    answer = await search(file_tools, "needle")
     assert [hit["path"] for hit in answer["matches"]] == ["a.txt"] and answer["total"] == 1
     assert answer["withheld"] == 2
-    filing.put(".env", "needle\n")
-    named = [await search(filing, pattern, file_glob=".env") for pattern in ("needle", "^n", "zzz")]
+    file_tools.put(".env", "needle\n")
+    named = [await search(file_tools, pattern, file_glob=".env") for pattern in ("needle", "^n", "zzz")]
     assert [(answer["matches"], answer["withheld"]) for answer in named] == [([], 1)] * 3
 
 
-async def test_search_withholds_private_key_matches(filing: Filing) -> None:
-    filing.put(
+async def test_search_withholds_private_key_matches(file_tools: FileTools) -> None:
+    file_tools.put(
         "server.pem", "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n-----END PRIVATE KEY-----\n"
     )
-    answer = await search(filing, "MII")
+    answer = await search(file_tools, "MII")
     assert (answer["matches"], answer["total"], answer["withheld"]) == ([], 0, 1)
 
 
-async def test_search_redacts_secrets_by_kind(filing: Filing) -> None:
-    filing.put("f", f"needle {KNOWN} end\n" + f"needle {'x' * 490} {KNOWN}\n")
-    hits = (await search(filing, "needle"))["matches"]
+async def test_search_redacts_secrets_by_kind(file_tools: FileTools) -> None:
+    file_tools.put("f", f"needle {KNOWN} end\n" + f"needle {'x' * 490} {KNOWN}\n")
+    hits = (await search(file_tools, "needle"))["matches"]
     assert hits[0]["text"] == "needle «redacted:known» end"
     assert KNOWN[:6] not in str(hits) and len(hits[1]["text"]) <= 500
 
 
-async def test_search_answer_fits_window(filing: Filing) -> None:
-    filing.put("f", ("needle " + "x" * 200 + "\n") * 400)
-    filing.resources.window_tokens = 8192
-    answer = await search(filing, "needle", limit=400)
+async def test_search_answer_fits_window(file_tools: FileTools) -> None:
+    file_tools.put("f", ("needle " + "x" * 200 + "\n") * 400)
+    file_tools.resources.window_tokens = 8192
+    answer = await search(file_tools, "needle", limit=400)
     assert 5 < len(answer["matches"]) < 40 and answer["truncated"] and answer["total"] == 400
     assert answer["next_offset"] == len(answer["matches"])
 
 
-async def test_search_in_spilled_results(filing: Filing) -> None:
-    filing.resources.spill.mkdir(parents=True)
-    path = filing.resources.spill / "call.txt"
+async def test_search_in_spilled_results(file_tools: FileTools) -> None:
+    file_tools.resources.spill.mkdir(parents=True)
+    path = file_tools.resources.spill / "call.txt"
     path.write_text("a\nneedle\n")
-    assert await places(filing, "needle", path=str(path)) == [f"{path}:2"]
+    assert await places(file_tools, "needle", path=str(path)) == [f"{path}:2"]
 
 
 # ---- files
@@ -256,11 +256,11 @@ async def test_search_in_spilled_results(filing: Filing) -> None:
         ("*.kdbx", {}, []),
     ],
 )
-async def test_search_files_by_name(filing: Filing, pattern: str, args: Json, expected: list[str]) -> None:
+async def test_search_files_by_name(file_tools: FileTools, pattern: str, args: Json, expected: list[str]) -> None:
     for name in ("a.py", "src/b.py", "src/deep/c.py", "src/deep/d.txt", ".github/w/ci.yml", "out/x.py", "k.kdbx"):
-        filing.put(name)
-    filing.put(".gitignore", "out/\n")
-    answer = await search(filing, pattern, target="files", **args)
+        file_tools.put(name)
+    file_tools.put(".gitignore", "out/\n")
+    answer = await search(file_tools, pattern, target="files", **args)
     assert answer["matches"] == expected
     assert answer["withheld"] == (pattern == "*.kdbx")
 
@@ -280,26 +280,26 @@ def test_invalid_glob_is_rejected(glob: str) -> None:
 
 
 async def test_search_with_endless_pattern_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    filing = Filing(tmp_path)
-    filing.resources.make = LocalWithoutRipgrep
-    filing.put("a", "x\n")
-    filing.put("b", "a" * 60 + "\n")
+    file_tools = FileTools(tmp_path)
+    file_tools.resources.make = LocalWithoutRipgrep
+    file_tools.put("a", "x\n")
+    file_tools.put("b", "a" * 60 + "\n")
     monkeypatch.setattr(searching.limits, "SEARCH_FILES_S_MAX", 1.0)
-    answer = await search(filing, r"x|(a+)+$|(a+)+b", output_mode="files_only")
+    answer = await search(file_tools, r"x|(a+)+$|(a+)+b", output_mode="files_only")
     assert "code" not in answer
-    answer = await search(filing, r"x|(a+)+b", output_mode="files_only")
+    answer = await search(file_tools, r"x|(a+)+b", output_mode="files_only")
     assert answer["timed_out"] and answer["truncated"] and answer["matches"] == ["a"] and "smaller" in answer["hint"]
-    filing.threads.close()
+    file_tools.threads.close()
 
 
 async def test_search_without_sandbox_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def no(*_: Any, **__: Any) -> Any:
         raise SandboxError("no")
 
-    filing = Filing(tmp_path)
+    file_tools = FileTools(tmp_path)
     monkeypatch.setattr(Local, "spawn", no)
-    assert (await search(filing, "x"))["code"] == "tool_unavailable"
-    filing.threads.close()
+    assert (await search(file_tools, "x"))["code"] == "tool_unavailable"
+    file_tools.threads.close()
 
 
 class WrappedWithoutRipgrep(NoRipgrep, Bubblewrap):
@@ -310,15 +310,15 @@ class WrappedWithoutRipgrep(NoRipgrep, Bubblewrap):
 async def test_search_in_sandbox(tmp_path: Path, kind: Any) -> None:
     if failure := bubblewrap.probe():
         pytest.skip(f"bubblewrap does not work here: {failure}")
-    filing = Filing(tmp_path)
-    filing.resources.make = kind
-    filing.put("src/a.txt", "needle\n")
-    assert await places(filing, "needle", path="src") == ["src/a.txt:1"]
-    assert (await search(filing, "*.txt", target="files"))["matches"] == ["src/a.txt"]
-    filing.resources.spill.mkdir(parents=True)
-    (filing.resources.spill / "call.txt").write_text("needle")
-    assert len(await places(filing, "needle", path=str(filing.resources.spill))) == 1
-    filing.threads.close()
+    file_tools = FileTools(tmp_path)
+    file_tools.resources.make = kind
+    file_tools.put("src/a.txt", "needle\n")
+    assert await places(file_tools, "needle", path="src") == ["src/a.txt:1"]
+    assert (await search(file_tools, "*.txt", target="files"))["matches"] == ["src/a.txt"]
+    file_tools.resources.spill.mkdir(parents=True)
+    (file_tools.resources.spill / "call.txt").write_text("needle")
+    assert len(await places(file_tools, "needle", path=str(file_tools.resources.spill))) == 1
+    file_tools.threads.close()
 
 
 # ---- both ways
@@ -399,25 +399,25 @@ async def test_search_with_and_without_ripgrep_agree_property(
     args: Json,
 ) -> None:
     folder = tmp_path_factory.mktemp("both")
-    filing = Filing(folder)
+    file_tools = FileTools(folder)
     for path, lines in tree.items():
         if (
-            not any((filing.folder / above).is_file() for above in Path(path).parents)
-            and not (filing.folder / path).exists()
+            not any((file_tools.folder / above).is_file() for above in Path(path).parents)
+            and not (file_tools.folder / path).exists()
         ):
-            filing.put(path, "\n".join(lines))
+            file_tools.put(path, "\n".join(lines))
     for (where, name), rules in ignoring.items():
-        if not (filing.folder / where).is_file() and not os.path.isfile(filing.folder / where.rstrip("/")):
-            filing.put(where + name, "\n".join(rules) + "\n")
-    given = dict(args)
-    if given.pop("git", False) and (filing.folder / "a").is_dir():
-        (filing.folder / "a/.git").mkdir(exist_ok=True)
-    found = []
+        if not (file_tools.folder / where).is_file() and not os.path.isfile(file_tools.folder / where.rstrip("/")):
+            file_tools.put(where + name, "\n".join(rules) + "\n")
+    arguments = dict(args)
+    if arguments.pop("git", False) and (file_tools.folder / "a").is_dir():
+        (file_tools.folder / "a/.git").mkdir(exist_ok=True)
+    results = []
     for make in (Local, LocalWithoutRipgrep):
-        filing.resources.make = make
-        content = await search(filing, pattern or "x?", **given)
-        names = await search(filing, "*", target="files", **{k: v for k, v in given.items() if k != "context"})
-        found.append((content, names))
-    filing.threads.close()
-    assert found[0] == found[1]
+        file_tools.resources.make = make
+        content = await search(file_tools, pattern or "x?", **arguments)
+        names = await search(file_tools, "*", target="files", **{k: v for k, v in arguments.items() if k != "context"})
+        results.append((content, names))
+    file_tools.threads.close()
+    assert results[0] == results[1]
     shutil.rmtree(folder)

@@ -6,31 +6,31 @@ from typing import Any
 
 import pytest
 
-from agent.house import House, Json
+from agent.harness import Harness, Json
 from hermes.tools import session_search
 from hermes.tools.session_search import TOOL
 from support.model_server import ModelServer
 
-from .turns import asked
+from .turns import tool_answers
 
 SAID = [("user", "Where is the red fox?"), ("assistant", "In the wood."), ("user", "Thank you."), ("assistant", "Bye.")]
 
 
-async def held(house: House, session_id: str, *said: tuple[str, str], **fields: Any) -> list[int]:
+async def add_session(harness: Harness, session_id: str, *messages: tuple[str, str], **fields: Any) -> list[int]:
     """A conversation of the past; the ids of its messages."""
-    sessions = house.app.store.sessions
+    sessions = harness.app.store.sessions
     await sessions.create_session(session_id, "cli", **fields)
-    return [await sessions.append_message(session_id, role, text) for role, text in said or SAID]
+    return [await sessions.append_message(session_id, role, text) for role, text in messages or SAID]
 
 
-async def search(house: House, server: ModelServer, *arguments: Json, **fields: Any) -> list[Json]:
-    return await asked(house, server, TOOL, *arguments, **fields)
+async def search(harness: Harness, server: ModelServer, *arguments: Json, **fields: Any) -> list[Json]:
+    return await tool_answers(harness, server, TOOL, *arguments, **fields)
 
 
-async def test_session_search_hits_with_context(house: House, server: ModelServer) -> None:
-    ids = await held(house, "past", title="Foxes")
-    await held(house, "other", ("user", "Nothing of the kind."))
-    [answer] = await search(house, server, {"query": "wood"})
+async def test_session_search_hits_with_context(harness: Harness, server: ModelServer) -> None:
+    ids = await add_session(harness, "past", title="Foxes")
+    await add_session(harness, "other", ("user", "Nothing of the kind."))
+    [answer] = await search(harness, server, {"query": "wood"})
     [hit] = answer["hits"]
     assert (hit["session_id"], hit["title"], hit["message_id"], hit["role"]) == ("past", "Foxes", ids[1], "assistant")
     assert "wood" in hit["snippet"]
@@ -39,13 +39,13 @@ async def test_session_search_hits_with_context(house: House, server: ModelServe
 
 
 @pytest.mark.parametrize("persist", [True, False])
-async def test_session_search_excludes_running_session(house: House, server: ModelServer, persist: bool) -> None:
-    await held(house, "past")
-    await held(house, "now")
-    found, mine, recent = await search(
-        house, server, {"query": "fox"}, {"session_id": "now"}, {}, session_id="now", persist=persist, history=None
+async def test_session_search_excludes_running_session(harness: Harness, server: ModelServer, persist: bool) -> None:
+    await add_session(harness, "past")
+    await add_session(harness, "now")
+    hits, mine, recent = await search(
+        harness, server, {"query": "fox"}, {"session_id": "now"}, {}, session_id="now", persist=persist, history=None
     )
-    assert [hit["session_id"] for hit in found["hits"]] == ["past"]
+    assert [hit["session_id"] for hit in hits["hits"]] == ["past"]
     assert mine["code"] == "not_found"
     assert [session["session_id"] for session in recent["sessions"]] == ["past"]
 
@@ -55,11 +55,11 @@ SCOPES = [("default", None), ("default", "room-1"), ("default", "room-2"), ("ada
 
 @pytest.mark.parametrize(("owner", "key"), SCOPES)
 async def test_session_search_is_scoped_to_owner(
-    house: House, server: ModelServer, owner: str, key: str | None
+    harness: Harness, server: ModelServer, owner: str, key: str | None
 ) -> None:
     ids = {}
-    for number, (whose, where) in enumerate(SCOPES):
-        ids[whose, where] = await held(house, f"s{number}", owner=whose, session_key=where)
+    for number, (owner_name, where) in enumerate(SCOPES):
+        ids[owner_name, where] = await add_session(harness, f"s{number}", owner=owner_name, session_key=where)
     mine = f"s{SCOPES.index((owner, key))}"
     calls: list[Json] = [{"query": "fox"}, {}, {"session_id": mine, "around_message_id": ids[owner, key][1]}]
     for number, scope in enumerate(SCOPES):
@@ -67,32 +67,34 @@ async def test_session_search_is_scoped_to_owner(
         calls += [{"session_id": f"s{number}", "around_message_id": ids[scope][0]}]
     # The id of a message of another session is no way to it either.
     calls += [{"session_id": mine, "around_message_id": ids[scope][0]} for scope in SCOPES if scope != (owner, key)]
-    found, recent, window, *others = await search(house, server, *calls, owner=owner, session_key=key)
-    assert {hit["session_id"] for hit in found["hits"]} == {mine}
+    hits, recent, window, *others = await search(harness, server, *calls, owner=owner, session_key=key)
+    assert {hit["session_id"] for hit in hits["hits"]} == {mine}
     assert [session["session_id"] for session in recent["sessions"]] == [mine]
     assert len(window["messages"]) == 4
-    seen = [n for n, answer in enumerate(others) if "error" not in answer]
-    assert seen == [3 * SCOPES.index((owner, key)) + n for n in range(3)]
+    indexes = [n for n, answer in enumerate(others) if "error" not in answer]
+    assert indexes == [3 * SCOPES.index((owner, key)) + n for n in range(3)]
     assert {answer["code"] for answer in others if "error" in answer} == {"not_found"}
 
 
 async def test_session_search_hits_of_others_do_not_hide_own(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_search.limits, "RECALL_BATCH", 4)
     for number in range(6):
-        await held(house, f"keyed-{number}", ("user", "fox fox fox"), session_key="k")
-    await held(house, "mine", ("user", "There was once a very small fox in a very large wood, and nobody saw it."))
-    [found, recent] = await search(house, server, {"query": "fox"}, {})
-    assert [hit["session_id"] for hit in found["hits"]] == ["mine"] and found["complete"]
+        await add_session(harness, f"keyed-{number}", ("user", "fox fox fox"), session_key="k")
+    await add_session(
+        harness, "mine", ("user", "There was once a very small fox in a very large wood, and nobody saw it.")
+    )
+    [hits, recent] = await search(harness, server, {"query": "fox"}, {})
+    assert [hit["session_id"] for hit in hits["hits"]] == ["mine"] and hits["complete"]
     assert [session["session_id"] for session in recent["sessions"]] == ["mine"]
     monkeypatch.setattr(session_search.limits, "RECALL_BATCHES_MAX", 1)
-    [found] = await search(house, server, {"query": "fox"})
-    assert (found["hits"], found["complete"]) == ([], False)
+    [hits] = await search(harness, server, {"query": "fox"})
+    assert (hits["hits"], hits["complete"]) == ([], False)
 
 
-async def test_session_search_windows(house: House, server: ModelServer) -> None:
-    ids = await held(house, "past", *[("user", f"line {n}") for n in range(60)])
+async def test_session_search_windows(harness: Harness, server: ModelServer) -> None:
+    ids = await add_session(harness, "past", *[("user", f"line {n}") for n in range(60)])
     calls: list[Json] = [
         {"around_message_id": ids[30]},
         {"around_message_id": ids[30], "window": 1},
@@ -100,27 +102,27 @@ async def test_session_search_windows(house: House, server: ModelServer) -> None
         {"window": 2},
         {"around_message_id": 10**9},
     ]
-    told = await search(house, server, *({"session_id": "past", **call} for call in calls))
-    lines = [[int(m["content"].split()[1]) for m in answer.get("messages", [])] for answer in told]
+    results = await search(harness, server, *({"session_id": "past", **call} for call in calls))
+    lines = [[int(m["content"].split()[1]) for m in answer.get("messages", [])] for answer in results]
     assert lines == [list(range(25, 36)), [29, 30, 31], list(range(21)), [55, 56, 57, 58, 59], []]
-    assert told[-1]["code"] == "not_found"
+    assert results[-1]["code"] == "not_found"
 
 
-async def test_session_search_truncates_messages_and_names_calls(house: House, server: ModelServer) -> None:
-    await held(house, "past", ("user", "x" * 2001))
+async def test_session_search_truncates_messages_and_names_calls(harness: Harness, server: ModelServer) -> None:
+    await add_session(harness, "past", ("user", "x" * 2001))
     calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
-    await house.app.store.sessions.append_message("past", "assistant", "", tool_calls=calls)
-    [answer] = await search(house, server, {"session_id": "past"})
+    await harness.app.store.sessions.append_message("past", "assistant", "", tool_calls=calls)
+    [answer] = await search(harness, server, {"session_id": "past"})
     first, second = answer["messages"]
     assert first["content"].startswith("x" * 2000) and "1 more" in first["content"]
     assert second["calls"] == ["look"]
 
 
-async def test_session_search_sort_and_role_filter(house: House, server: ModelServer) -> None:
+async def test_session_search_sort_and_role_filter(harness: Harness, server: ModelServer) -> None:
     for number in range(3):
-        await held(house, f"s{number}", ("user", "fox one"), ("assistant", "fox two"), ("tool", "fox three"))
+        await add_session(harness, f"s{number}", ("user", "fox one"), ("assistant", "fox two"), ("tool", "fox three"))
     newest, oldest, users, two, odd = await search(
-        house,
+        harness,
         server,
         {"query": "fox", "sort": "newest", "limit": 1},
         {"query": "fox", "sort": "oldest", "limit": 1},
@@ -134,17 +136,17 @@ async def test_session_search_sort_and_role_filter(house: House, server: ModelSe
     assert odd["code"] == "invalid_arguments"
 
 
-async def test_session_search_recent_sessions(house: House, server: ModelServer) -> None:
+async def test_session_search_recent_sessions(harness: Harness, server: ModelServer) -> None:
     for number in range(12):
-        await held(house, f"s{number:02}", title=f"Talk {number}")
-    few, many = await search(house, server, {}, {"limit": 10, "query": "  "})
+        await add_session(harness, f"s{number:02}", title=f"Talk {number}")
+    few, many = await search(harness, server, {}, {"limit": 10, "query": "  "})
     assert [session["title"] for session in few["sessions"]] == ["Talk 11", "Talk 10", "Talk 9"]
     assert len(many["sessions"]) == 10
     assert few["sessions"][0]["messages"] == 4 and few["sessions"][0]["preview"] == "Where is the red fox?"
 
 
 @pytest.mark.parametrize(
-    ("given", "good"),
+    ("arguments", "good"),
     [
         ({"query": "x" * 2048}, True),
         ({"query": "x" * 2049}, False),
@@ -159,7 +161,7 @@ async def test_session_search_recent_sessions(house: House, server: ModelServer)
         ({"query": 'NOT ( "* AND'}, True),
     ],
 )
-async def test_session_search_limits(house: House, server: ModelServer, given: Json, good: bool) -> None:
-    await held(house, "past")
-    [answer] = await search(house, server, given)
+async def test_session_search_limits(harness: Harness, server: ModelServer, arguments: Json, good: bool) -> None:
+    await add_session(harness, "past")
+    [answer] = await search(harness, server, arguments)
     assert answer.get("code") == (None if good else "invalid_arguments")

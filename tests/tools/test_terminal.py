@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent.conftest import MakeHouse
-from agent.house import KEY, Json, nothing_left
+from agent.conftest import MakeHarness
+from agent.harness import KEY, Json, nothing_left
 from hermes.core.errors import ConfigError
 from hermes.core.formatting import without_colours
 from hermes.guards.secrets import Secrets
@@ -21,12 +21,12 @@ from hermes.tools.output_buffer import HeadAndTail, OutputDecoder
 from hermes.tools.terminal import goes_online
 from support.model_server import Call, ModelServer
 
-from .commanding import SURELY_S, Desk, allowed, descriptors, each_backend, new_mark, running
+from .commanding import SURELY_S, ToolSession, allowed, descriptors, each_backend, new_mark, running
 
 
 @pytest.fixture
-def desk(make_house: MakeHouse, server: ModelServer) -> Desk:
-    return allowed(make_house, server)
+def tool_session(make_harness: MakeHarness, server: ModelServer) -> ToolSession:
+    return allowed(make_harness, server)
 
 
 # ---- what a command says
@@ -48,55 +48,61 @@ def desk(make_house: MakeHouse, server: ModelServer) -> Desk:
     ],
 )
 async def test_terminal_answer(
-    make_house: MakeHouse, server: ModelServer, backend: str, command: str, code: int, output: str
+    make_harness: MakeHarness, server: ModelServer, backend: str, command: str, code: int, output: str
 ) -> None:
-    desk = allowed(make_house, server, backend)
-    answer = await desk.sh(command)
+    tool_session = allowed(make_harness, server, backend)
+    answer = await tool_session.sh(command)
     assert {"output", "exit_code", "status", "error", "cwd", "duration_ms", "truncated", "spill"} <= answer.keys()
     assert (answer["output"], answer["exit_code"], answer["status"]) == (output, code, "ok")
     assert (answer["error"], answer["truncated"], answer["spill"]) == (None, False, None)
-    assert answer["cwd"] == str(desk.workspace)
-    assert desk.left_over() == []
+    assert answer["cwd"] == str(tool_session.workspace)
+    assert tool_session.left_over() == []
 
 
 @each_backend
-async def test_terminal_cwd_persists_per_session(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
-    desk = allowed(make_house, server, backend)
-    assert (await desk.sh("mkdir -p a/b; cd a; export LEFT='x y'; HERE=1"))["cwd"] == f"{desk.workspace}/a"
-    assert (await desk.sh("echo $LEFT$HERE; pwd"))["output"] == f"x y\n{desk.workspace}/a\n"
+async def test_terminal_cwd_persists_per_session(make_harness: MakeHarness, server: ModelServer, backend: str) -> None:
+    tool_session = allowed(make_harness, server, backend)
+    assert (await tool_session.sh("mkdir -p a/b; cd a; export LEFT='x y'; HERE=1"))[
+        "cwd"
+    ] == f"{tool_session.workspace}/a"
+    assert (await tool_session.sh("echo $LEFT$HERE; pwd"))["output"] == f"x y\n{tool_session.workspace}/a\n"
     # One that crashes wedges nothing, and leaves the state as it was.
-    assert (await desk.sh("cd b; export LEFT=lost; kill -9 $$"))["exit_code"] == 137
-    assert (await desk.sh("echo $LEFT"))["output"] == "x y\n"
-    assert (await desk.sh("pwd", workdir="b"))["output"] == f"{desk.workspace}/a/b\n"
-    assert (await desk.sh("pwd", workdir="~"))["output"] != ""
-    gone = await desk.sh("echo not reached", workdir="/no/such/folder")
-    assert gone["exit_code"] != 0 and "not reached" not in gone["output"]
-    other = await desk.call("terminal", {"command": "pwd"}, session_id="s2")
-    assert other["output"] == f"{desk.workspace}\n", "another session has a shell of its own"
+    assert (await tool_session.sh("cd b; export LEFT=lost; kill -9 $$"))["exit_code"] == 137
+    assert (await tool_session.sh("echo $LEFT"))["output"] == "x y\n"
+    assert (await tool_session.sh("pwd", workdir="b"))["output"] == f"{tool_session.workspace}/a/b\n"
+    assert (await tool_session.sh("pwd", workdir="~"))["output"] != ""
+    failed = await tool_session.sh("echo not reached", workdir="/no/such/folder")
+    assert failed["exit_code"] != 0 and "not reached" not in failed["output"]
+    other = await tool_session.call("terminal", {"command": "pwd"}, session_id="s2")
+    assert other["output"] == f"{tool_session.workspace}\n", "another session has a shell of its own"
 
 
 async def test_terminal_environment_has_no_secrets(
-    make_house: MakeHouse, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    make_harness: MakeHarness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("OPENAI_API_KEY", "HERMES_WRITE_SAFE_ROOT", "SOME_OTHER"):
         monkeypatch.setenv(name, "/planted-value")
-    assert "planted-value" not in (await allowed(make_house, server).sh("env"))["output"]
+    assert "planted-value" not in (await allowed(make_harness, server).sh("env"))["output"]
 
 
-async def test_terminal_shell_state_cannot_be_poisoned(make_house: MakeHouse, server: ModelServer) -> None:
-    desk = allowed(make_house, server, approvals={"mode": "off"})
+async def test_terminal_shell_state_cannot_be_poisoned(make_harness: MakeHarness, server: ModelServer) -> None:
+    tool_session = allowed(make_harness, server, approvals={"mode": "off"})
     hide = "f() { echo hidden; }; export -f f; export BASH_ENV=/x LD_PRELOAD=/x PS4=x KEPT=yes"
-    await desk.sh(hide)
-    assert (await desk.sh("f; env | grep -cE '^(BASH_|LD_|PS4)'; echo $KEPT 2>&1"))["output"].endswith("0\nyes\n")
+    await tool_session.sh(hide)
+    assert (await tool_session.sh("f; env | grep -cE '^(BASH_|LD_|PS4)'; echo $KEPT 2>&1"))["output"].endswith(
+        "0\nyes\n"
+    )
 
 
-async def test_terminal_sudo_is_non_interactive(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_terminal_sudo_is_non_interactive(
+    tool_session: ToolSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake = tmp_path / "bin" / "sudo"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\necho with $*\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
-    assert (await desk.sh("sudo id; (sudo -u me ls)"))["output"] == "with -n id\nwith -n -u me ls\n"
+    assert (await tool_session.sh("sudo id; (sudo -u me ls)"))["output"] == "with -n id\nwith -n -u me ls\n"
 
 
 # ---- much of it
@@ -104,10 +110,10 @@ async def test_terminal_sudo_is_non_interactive(desk: Desk, tmp_path: Path, monk
 
 @each_backend
 async def test_terminal_long_output_is_truncated_and_spilled(
-    make_house: MakeHouse, server: ModelServer, backend: str
+    make_harness: MakeHarness, server: ModelServer, backend: str
 ) -> None:
-    desk = allowed(make_house, server, backend, tool_output={"max_bytes": 10_000})
-    answer = await desk.sh("seq -w 1 10000; echo last >&2")
+    tool_session = allowed(make_harness, server, backend, tool_output={"max_bytes": 10_000})
+    answer = await tool_session.sh("seq -w 1 10000; echo last >&2")
     output = answer["output"]
     assert (answer["truncated"], answer["exit_code"]) == (True, 0)
     head, mark, tail = output.partition("\n[… 50005 characters left out; all of it is in ")
@@ -118,24 +124,24 @@ async def test_terminal_long_output_is_truncated_and_spilled(
     assert spill.stat().st_mode & 0o777 == 0o600 and spill.parent.parent.name == "tool_results"
 
 
-async def test_terminal_spill_file_limit(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_terminal_spill_file_limit(tool_session: ToolSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_buffer.limits, "COMMAND_OUTPUT_BYTES_KEPT", 2 << 20)
-    answer = await desk.sh("yes 0123456 | head -c 5000000")
+    answer = await tool_session.sh("yes 0123456 | head -c 5000000")
     assert "its first 2 MiB are in" in answer["output"]
     assert Path(answer["spill"]).stat().st_size == 2 << 20
 
 
-async def test_terminal_output_flood_uses_little_memory(desk: Desk) -> None:
-    await desk.sh("true")
+async def test_terminal_output_flood_uses_little_memory(tool_session: ToolSession) -> None:
+    await tool_session.sh("true")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    ran = await desk.ran(Call("terminal", {"command": "yes abcdefg | head -c 300000000"}))
-    [answer] = ran.tool_results()
+    run = await tool_session.run(Call("terminal", {"command": "yes abcdefg | head -c 300000000"}))
+    [answer] = run.tool_results()
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert answer["exit_code"] == 0 and answer["truncated"]
     assert grown_kb < 50_000
-    shown = ran.of("tool.output")
-    assert sum(len(event["text"]) for event in shown if event["stream"] == "stdout") == 200_000
-    assert shown[-1]["stream"] == "info" and "more output" in shown[-1]["text"]
+    events = run.events_of("tool.output")
+    assert sum(len(event["text"]) for event in events if event["stream"] == "stdout") == 200_000
+    assert events[-1]["stream"] == "info" and "more output" in events[-1]["text"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
@@ -150,7 +156,7 @@ SECRET = "sk-planted-000000000"
 
 
 @pytest.mark.parametrize(
-    ("data", "shown"),
+    ("data", "expected"),
     [
         (b"\x1b[1;31mred\x1b[0m\r\n", "\x1b[1;31mred\x1b[0m\n"),
         (b"\x1b[38:2::1:2:3mtrue\x1b[m", "\x1b[38:2::1:2:3mtrue\x1b[m"),
@@ -163,113 +169,117 @@ SECRET = "sk-planted-000000000"
         (b"\x1b[31mghp_0123456789abcdef\x1b[0mghijklmnopqrstuvwxyz", "ghp_0123456789abcdefghijklmnopqrstuvwxyz"),
     ],
 )
-def test_colours_are_kept_for_people_unless_they_hide_a_secret(data: bytes, shown: str) -> None:
+def test_colours_are_kept_for_people_unless_they_hide_a_secret(data: bytes, expected: str) -> None:
     readable = OutputDecoder(Secrets([SECRET]))
     text = readable.feed(data)
-    assert readable.coloured == shown
-    assert "\x1b" not in text and without_colours(shown) == text
+    assert readable.coloured == expected
+    assert "\x1b" not in text and without_colours(expected) == text
 
 
 @each_backend
-async def test_colours_are_shown_and_not_told_to_the_model(
-    make_house: MakeHouse, server: ModelServer, backend: str
+async def test_colours_are_streamed_and_not_sent_to_the_model(
+    make_harness: MakeHarness, server: ModelServer, backend: str
 ) -> None:
-    desk = allowed(make_house, server, backend)
-    ran = await desk.ran(Call("terminal", {"command": r"printf '\033[32mgreen\033[0m\033[2J\n'"}))
-    assert "".join(event["text"] for event in ran.of("tool.output")) == "\x1b[32mgreen\x1b[0m\n"
-    assert ran.tool_results()[0]["output"] == "green\n"
+    tool_session = allowed(make_harness, server, backend)
+    run = await tool_session.run(Call("terminal", {"command": r"printf '\033[32mgreen\033[0m\033[2J\n'"}))
+    assert "".join(event["text"] for event in run.events_of("tool.output")) == "\x1b[32mgreen\x1b[0m\n"
+    assert run.tool_results()[0]["output"] == "green\n"
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [(10, "0123456789"), (11, "0123\n[… 1 characters left out …]\n567890"), (0, "")]
+    ("line_count", "expected"), [(10, "0123456789"), (11, "0123\n[… 1 characters left out …]\n567890"), (0, "")]
 )
-def test_output_head_and_tail(said: int, told: str) -> None:
+def test_output_head_and_tail(line_count: int, expected: str) -> None:
     ends = HeadAndTail(10)
-    for at in range(said):
+    for at in range(line_count):
         ends.add(str(at % 10))
-    assert ends.text() == told
+    assert ends.text() == expected
 
 
 # ---- as it comes
 
 
 @each_backend
-async def test_terminal_output_is_streamed(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
-    desk = allowed(make_house, server, backend)
+async def test_terminal_output_is_streamed(make_harness: MakeHarness, server: ModelServer, backend: str) -> None:
+    tool_session = allowed(make_harness, server, backend)
     command = "echo one; until [ -e go ]; do sleep 0.01; done; printf two; until [ -e on ]; do sleep 0.01; done"
-    under_way = await desk.begin(Call("terminal", {"command": command}))
+    active_run = await tool_session.begin(Call("terminal", {"command": command}))
 
-    def shown(events: list[Json]) -> str:
+    def output_text(events: list[Json]) -> str:
         return "".join(event["text"] for event in events if event["type"] == "tool.output")
 
-    await under_way.until(lambda events: shown(events) == "one\n", SURELY_S)
-    (desk.workspace / "go").touch()
-    await under_way.until(lambda events: shown(events) == "one\ntwo", SURELY_S)  # no line, but a moment has passed
-    (desk.workspace / "on").touch()
-    assert (await under_way.end()).tool_results()[0]["output"] == "one\ntwo"
+    await active_run.until(lambda events: output_text(events) == "one\n", SURELY_S)
+    (tool_session.workspace / "go").touch()
+    await active_run.until(
+        lambda events: output_text(events) == "one\ntwo", SURELY_S
+    )  # no line, but a moment has passed
+    (tool_session.workspace / "on").touch()
+    assert (await active_run.end()).tool_results()[0]["output"] == "one\ntwo"
 
 
-async def test_terminal_output_is_redacted(desk: Desk, home_folder: Path) -> None:
+async def test_terminal_output_is_redacted(tool_session: ToolSession, home_folder: Path) -> None:
     half = len(KEY) // 2
     command = f"printf {KEY[:half]}; sleep 0.3; echo {KEY[half:]}; seq 100000; printf x{KEY}y"
-    ran = await desk.ran(Call("terminal", {"command": command}), persist=True)
-    [answer] = ran.tool_results()
+    run = await tool_session.run(Call("terminal", {"command": command}), persist=True)
+    [answer] = run.tool_results()
     assert answer["output"].startswith("[redacted]\n1\n") and answer["output"].endswith("x[redacted]y")
-    assert KEY not in repr(ran.events) and KEY not in Path(answer["spill"]).read_text()
+    assert KEY not in repr(run.events) and KEY not in Path(answer["spill"]).read_text()
 
 
 # ---- how it ends
 
 
 @each_backend
-async def test_terminal_timeout(make_house: MakeHouse, server: ModelServer, backend: str) -> None:
-    desk, mark = allowed(make_house, server, backend), new_mark()
-    ran = await desk.ran(Call("terminal", {"command": f"echo so far; (sleep {mark}); sleep {mark}", "timeout": 1.5}))
-    [answer] = ran.tool_results()
+async def test_terminal_timeout(make_harness: MakeHarness, server: ModelServer, backend: str) -> None:
+    tool_session, mark = allowed(make_harness, server, backend), new_mark()
+    run = await tool_session.run(
+        Call("terminal", {"command": f"echo so far; (sleep {mark}); sleep {mark}", "timeout": 1.5})
+    )
+    [answer] = run.tool_results()
     assert (answer["status"], answer["exit_code"], answer["output"]) == ("timeout", 124, "so far\n")
     assert "1.5 s" in answer["error"] and answer["code"] == "timeout"
-    assert ran.one("tool.finished")["status"] == "timeout"
-    assert running(mark) == [] and desk.left_over() == []
+    assert run.event("tool.finished")["status"] == "timeout"
+    assert running(mark) == [] and tool_session.left_over() == []
 
 
 @each_backend
 async def test_terminal_interrupt_ends_process_group_and_keeps_output(
-    make_house: MakeHouse, server: ModelServer, backend: str
+    make_harness: MakeHarness, server: ModelServer, backend: str
 ) -> None:
-    desk, mark = allowed(make_house, server, backend), new_mark()
-    await desk.ran(Call("terminal", {"command": "true"}), persist=True)
+    tool_session, mark = allowed(make_harness, server, backend), new_mark()
+    await tool_session.run(Call("terminal", {"command": "true"}), persist=True)
     before = descriptors()
     command = f"trap 'echo bye; exit' INT; echo hello; (sleep {mark} | sleep {mark}) & wait"
-    under_way = await desk.begin(Call("terminal", {"command": f"sh -c {command!r}"}), persist=True)
-    await under_way.seen("tool.output")
+    active_run = await tool_session.begin(Call("terminal", {"command": f"sh -c {command!r}"}), persist=True)
+    await active_run.wait_for("tool.output")
     async with asyncio.timeout(SURELY_S):
-        await under_way.control("interrupt")
-        ran = await under_way.end()
-    answer = ran.tool_results()[-1]
+        await active_run.control("interrupt")
+        run = await active_run.end()
+    answer = run.tool_results()[-1]
     assert (answer["status"], answer["exit_code"], answer["code"]) == ("interrupted", 130, "interrupted")
     assert answer["output"].startswith("hello\n")
-    assert ran.one("tool.finished")["status"] == "interrupted" and ran.final["type"] == "run.cancelled"
-    assert running(mark) == [] and desk.left_over() == []
+    assert run.event("tool.finished")["status"] == "interrupted" and run.final["type"] == "run.cancelled"
+    assert running(mark) == [] and tool_session.left_over() == []
     await nothing_left(server)
     assert descriptors() <= before
 
 
-async def test_terminal_interrupt_of_parallel_calls_is_graceful(desk: Desk) -> None:
+async def test_terminal_interrupt_of_parallel_calls_is_graceful(tool_session: ToolSession) -> None:
     mark = new_mark()
     slow = f"trap 'sleep 0.2; echo bye; exit' INT; echo hello; while :; do sleep 0.01; done # {mark}"
     calls = [Call("terminal", {"command": slow}), Call("process", {"action": "wait", "session_id": "proc_00000000"})]
-    background = (await desk.sh(f"sleep {mark}", background=True))["session_id"]
+    background = (await tool_session.sh(f"sleep {mark}", background=True))["session_id"]
     calls[1] = Call("process", {"action": "wait", "session_id": background})
-    under_way = await desk.begin(*calls)
-    await under_way.seen("tool.output")
-    await under_way.control("interrupt")
-    answers = (await under_way.end()).tool_results()
+    active_run = await tool_session.begin(*calls)
+    await active_run.wait_for("tool.output")
+    await active_run.control("interrupt")
+    answers = (await active_run.end()).tool_results()
     assert (answers[0]["output"], answers[0]["status"]) == ("hello\nbye\n", "interrupted")
     assert answers[1] == {"status": "interrupted"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         ({"command": "true", "timeout": 601}, "invalid_arguments", "background"),
         ({"command": "sleep 5 &"}, "invalid_arguments", "background"),
@@ -282,34 +292,36 @@ async def test_terminal_interrupt_of_parallel_calls_is_graceful(desk: Desk) -> N
         ({"command": "rm -rf /"}, "blocked", "another way"),
     ],
 )
-async def test_terminal_rejects_invalid_commands(desk: Desk, arguments: Json, code: str, words: str) -> None:
-    ran = await desk.ran(Call("terminal", arguments))
-    [answer] = ran.tool_results()
-    assert ran.one("tool.finished")["code"] == code and words in answer.get("hint", "")
-    assert "tool.started" not in ran.types
+async def test_terminal_rejects_invalid_commands(
+    tool_session: ToolSession, arguments: Json, code: str, message: str
+) -> None:
+    run = await tool_session.run(Call("terminal", arguments))
+    [answer] = run.tool_results()
+    assert run.event("tool.finished")["code"] == code and message in answer.get("hint", "")
+    assert "tool.started" not in run.types
     if code == "blocked":
         assert (answer["status"], answer["exit_code"]) == ("blocked", -1)
 
 
 @pytest.mark.parametrize("command", ["sleep 0.01 & wait", "(sleep 5 &) ; true", "echo '&' nohup"])
-async def test_terminal_allows_apparent_background_commands(desk: Desk, command: str) -> None:
-    answer = await desk.sh(command)
+async def test_terminal_allows_apparent_background_commands(tool_session: ToolSession, command: str) -> None:
+    answer = await tool_session.sh(command)
     assert answer.get("code") in (None, "invalid_arguments")
     assert running("sleep 5") == [] or answer.get("code") is None
 
 
-async def test_terminal_reports_unusable_sandbox(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_terminal_reports_unusable_sandbox(tool_session: ToolSession, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Any) -> None:
         raise ConfigError("The sandbox 'docker' does not work here: no daemon.")
 
     monkeypatch.setattr(choose, "choose_backend", broken)
-    answer = await desk.sh("true")
+    answer = await tool_session.sh("true")
     assert answer["code"] == "tool_unavailable" and "no daemon" in answer["error"]
 
 
-async def test_terminal_reports_too_long_command(desk: Desk) -> None:
-    answer = await desk.sh("echo " + "'" * 49_998)
-    assert answer["code"] in ("tool_unavailable", "blocked") and desk.left_over() == []
+async def test_terminal_reports_too_long_command(tool_session: ToolSession) -> None:
+    answer = await tool_session.sh("echo " + "'" * 49_998)
+    assert answer["code"] in ("tool_unavailable", "blocked") and tool_session.left_over() == []
 
 
 # ---- the network
@@ -334,14 +346,14 @@ def test_goes_online_detection(command: str, online: bool) -> None:
     assert goes_online(command) is online
 
 
-async def test_terminal_network_failure_gets_hint(make_house: MakeHouse, server: ModelServer) -> None:
-    desk = allowed(make_house, server, "bubblewrap")
+async def test_terminal_network_failure_gets_hint(make_harness: MakeHarness, server: ModelServer) -> None:
+    tool_session = allowed(make_harness, server, "bubblewrap")
     lost = "import socket; socket.getaddrinfo('example.org', 443)"
-    answer = await desk.sh(f'tail -n +3 /proc/net/dev; python3 -c "{lost}"')
+    answer = await tool_session.sh(f'tail -n +3 /proc/net/dev; python3 -c "{lost}"')
     assert answer["exit_code"] == 1 and "asked to allow the host" in answer["hint"]
     assert "eth" not in answer["output"]
-    assert "hint" not in await desk.sh("curl --version >/dev/null; false")
-    assert "hint" not in await desk.sh("false")
+    assert "hint" not in await tool_session.sh("curl --version >/dev/null; false")
+    assert "hint" not in await tool_session.sh("false")
 
 
 NAMES = "env | grep ^HERMES_ | sort"
@@ -349,20 +361,20 @@ NAMES = "env | grep ^HERMES_ | sort"
 
 @each_backend
 async def test_terminal_environment_names_session_and_surface(
-    make_house: MakeHouse, server: ModelServer, backend: str
+    make_harness: MakeHarness, server: ModelServer, backend: str
 ) -> None:
-    desk = allowed(make_house, server, backend)
+    tool_session = allowed(make_harness, server, backend)
     plain = "HERMES_PLATFORM=api_server\nHERMES_SESSION_ID=s1\n"
-    assert (await desk.sh(NAMES))["output"] == plain
+    assert (await tool_session.sh(NAMES))["output"] == plain
     keyed: Any = {"session_key": "anna", "source": "cron"}
-    [answer] = (await desk.ran(Call("terminal", {"command": NAMES}), **keyed)).tool_results()
+    [answer] = (await tool_session.run(Call("terminal", {"command": NAMES}), **keyed)).tool_results()
     assert answer["output"] == "HERMES_PLATFORM=cron\nHERMES_SESSION_ID=s1\nHERMES_SESSION_KEY=anna\n"
-    await desk.sh("export HERMES_SESSION_ID=other HERMES_SESSION_KEY=other HERMES_PLATFORM=other")
-    assert (await desk.sh(NAMES))["output"] == plain
+    await tool_session.sh("export HERMES_SESSION_ID=other HERMES_SESSION_KEY=other HERMES_PLATFORM=other")
+    assert (await tool_session.sh(NAMES))["output"] == plain
     script = (
         "import os\nprint(*sorted(n + '=' + v for n, v in os.environ.items() if n.startswith('HERMES_')), sep='\\n')"
     )
-    assert (await desk.call("execute_code", {"code": script}))["stdout"] == plain
-    started = await desk.sh(NAMES, background=True)
-    ended = await desk.call("process", {"action": "wait", "session_id": started["session_id"]})
+    assert (await tool_session.call("execute_code", {"code": script}))["stdout"] == plain
+    started = await tool_session.sh(NAMES, background=True)
+    ended = await tool_session.call("process", {"action": "wait", "session_id": started["session_id"]})
     assert ended["output"] == plain

@@ -69,8 +69,12 @@ def test_registry_rejects_duplicate_names() -> None:
 
 
 def test_tool_effect_and_scope_depend_on_arguments() -> None:
-    one = tool("a", effect=lambda args: "read" if args.get("q") else "effect", scope=frozenset)
-    assert (one.effect_of({"q": 1}), one.effect_of({}), one.scope_of({"k": 1})) == ("read", "effect", frozenset("k"))
+    definition = tool("a", effect=lambda args: "read" if args.get("q") else "effect", scope=frozenset)
+    assert (definition.effect_of({"q": 1}), definition.effect_of({}), definition.scope_of({"k": 1})) == (
+        "read",
+        "effect",
+        frozenset("k"),
+    )
     assert tool("b").scope_of({}) == tool("c", alone=True, scope=lambda _: frozenset()).scope_of({}) == {"*"}
 
 
@@ -90,10 +94,10 @@ def test_tool_error_fields() -> None:
 
 @pytest.mark.parametrize("name", [tool.name for tool in builtin().all()])
 def test_builtin_tool_schemas_are_valid(name: str) -> None:
-    found = builtin().get(name)
-    assert found is not None and found.description
-    assert found.parameters["additionalProperties"] is False
-    assert check({"no_such": 1}, found.parameters)[1]
+    tool = builtin().get(name)
+    assert tool is not None and tool.description
+    assert tool.parameters["additionalProperties"] is False
+    assert check({"no_such": 1}, tool.parameters)[1]
 
 
 # ---- the sets

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent.conftest import MakeHouse
-from agent.house import House, Json
+from agent.conftest import MakeHarness
+from agent.harness import Harness, Json
 from guards.stage import WORLD, Stage, serving
 from hermes.core import limits
 from hermes.tools import vision
@@ -39,41 +39,43 @@ def images_of(request: Request) -> list[str]:
     return [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
 
 
-async def look(house: House, server: ModelServer, *places: str, seen: str | None = "A red box.") -> list[Json]:
+async def look(
+    harness: Harness, server: ModelServer, *places: str, description: str | None = "A red box."
+) -> list[Json]:
     """A turn in which the model asks about images; another call of it answers, or does not."""
-    house.offer(TOOL)
+    harness.offer(TOOL)
     calls = [Call(TOOL.name, {"image_url": place, "question": "What is it?"}) for place in places]
     steps = [Reply(tool_calls=calls), Reply(text="Done.")]
 
     def handle(request: Request) -> Reply:
         if images_of(request):
-            return Reply(text=seen) if seen is not None else Reply(status=400)
+            return Reply(text=description) if description is not None else Reply(status=400)
         return steps.pop(0)
 
     server.handler = handle
-    ran = await house.run(server, workdir=None)
-    assert ran.result["final_response"] == "Done."
-    return answers(ran)
+    run = await harness.run(server, workdir=None)
+    assert run.result["final_response"] == "Done."
+    return answers(run)
 
 
-def shown(server: ModelServer) -> Any:
+def sent_image(server: ModelServer) -> Any:
     """The one image that a model was shown, decoded, and its type."""
     [url] = [url for request in server.requests for url in images_of(request)]
     head, _, text = url.partition(";base64,")
     return Image.open(io.BytesIO(base64.b64decode(text))), head.removeprefix("data:")
 
 
-async def test_vision_data_url_uses_main_route(house: House, server: ModelServer) -> None:
-    [answer] = await look(house, server, data_url(picture()))
+async def test_vision_data_url_uses_main_route(harness: Harness, server: ModelServer) -> None:
+    [answer] = await look(harness, server, data_url(picture()))
     assert answer == {"answer": "A red box.", "model": "m"}
-    image, kind = shown(server)
+    image, kind = sent_image(server)
     assert (image.size, kind) == ((8, 4), "image/png")
     [request] = [request for request in server.requests if images_of(request)]
     assert "What is it?" in request.turns[-1].text and "tools" not in request.body
 
 
-async def test_vision_usage_is_recorded_under_task(house: House, server: ModelServer) -> None:
-    house.offer(TOOL)
+async def test_vision_usage_is_recorded_under_task(harness: Harness, server: ModelServer) -> None:
+    harness.offer(TOOL)
     server.handler = lambda request: (
         Reply(text="A box.", usage={"input": 7, "output": 3})
         if images_of(request)
@@ -81,40 +83,40 @@ async def test_vision_usage_is_recorded_under_task(house: House, server: ModelSe
         if len(server.requests) > 1
         else Reply(tool_calls=[Call(TOOL.name, {"image_url": data_url(picture()), "question": "?"})])
     )
-    ran = await house.run(server, persist=True)
-    [usage] = [event for event in ran.of("usage") if event["task"] == "vision"]
+    run = await harness.run(server, persist=True)
+    [usage] = [event for event in run.events_of("usage") if event["task"] == "vision"]
     assert (usage["input_tokens"], usage["output_tokens"]) == (7, 3)
 
 
-async def test_vision_auxiliary_route(make_house: MakeHouse, server: ModelServer) -> None:
+async def test_vision_auxiliary_route(make_harness: MakeHarness, server: ModelServer) -> None:
     async with ModelServer() as other:
         other.handler = lambda _: Reply(text="Seen elsewhere.")
         provider = {"base_url": f"{other.url}/v1", "api_key": "k-0123456789", "api_mode": "chat_completions"}
         own = {"provider": "eyes", "model": "sees"}
-        house = make_house({"providers": {"eyes": provider}, "auxiliary": {"vision": own}})
-        [answer] = await look(house, server, data_url(picture()))
+        harness = make_harness({"providers": {"eyes": provider}, "auxiliary": {"vision": own}})
+        [answer] = await look(harness, server, data_url(picture()))
         assert answer == {"answer": "Seen elsewhere.", "model": "sees"}
         assert len(other.requests) == 1
 
 
-async def test_vision_without_vision_model_is_unavailable(house: House, server: ModelServer) -> None:
-    [answer] = await look(house, server, data_url(picture()), seen=None)
+async def test_vision_without_vision_model_is_unavailable(harness: Harness, server: ModelServer) -> None:
+    [answer] = await look(harness, server, data_url(picture()), description=None)
     assert answer["code"] == "tool_unavailable" and "auxiliary.vision" in answer["hint"]
 
 
-async def test_disabled_vision_is_not_offered(make_house: MakeHouse) -> None:
-    house = make_house({"auxiliary": {"vision": {"enabled": False}}})
-    assert TOOL.available(house.app.settings)
+async def test_disabled_vision_is_not_offered(make_harness: MakeHarness) -> None:
+    harness = make_harness({"auxiliary": {"vision": {"enabled": False}}})
+    assert TOOL.available(harness.app.settings)
 
 
 # ---- from the web and from files
 
 
-async def test_vision_web_image_passes_url_guard(house: House, server: ModelServer) -> None:
-    house.configure({"web": {"ask_hosts": False}})
-    stage = Stage(house.app.services.files)
+async def test_vision_web_image_passes_url_guard(harness: Harness, server: ModelServer) -> None:
+    harness.configure({"web": {"ask_hosts": False}})
+    stage = Stage(harness.app.services.files)
     stage.answers["page.test"] = [[WORLD]]
-    house.app.services.outside.network = stage
+    harness.app.services.outside.network = stage
 
     async def handler(request: web.Request) -> web.StreamResponse:
         if request.path == "/gone":
@@ -125,19 +127,19 @@ async def test_vision_web_image_passes_url_guard(house: House, server: ModelServ
     async with serving(handler) as port:
         stage.servers[WORLD] = port
         places = [f"http://page.test/{name}" for name in ("a.png", "gone", "page")]
-        found, gone, page, private = await look(house, server, *places, "http://127.0.0.1/a.png")
-    assert found["answer"] == "A red box."
-    assert gone["code"] == page["code"] == "fetch_failed"
+        described, missing, page, private = await look(harness, server, *places, "http://127.0.0.1/a.png")
+    assert described["answer"] == "A red box."
+    assert missing["code"] == page["code"] == "fetch_failed"
     assert private["code"] == "url_refused"
 
 
-async def test_vision_file_passes_path_guard(house: House, server: ModelServer, tmp_path: Path) -> None:
-    house.home.workspace.mkdir(parents=True)
-    (house.home.workspace / "box.png").write_bytes(picture())
-    (house.home.workspace / "text.png").write_text("no image")
-    house.home.env_file.write_text("SOME_TOKEN=0123456789abcdef\n")
-    places = ["box.png", "text.png", "none.png", str(house.home.env_file), "."]
-    box, text, none, secret, folder = await look(house, server, *places)
+async def test_vision_file_passes_path_guard(harness: Harness, server: ModelServer, tmp_path: Path) -> None:
+    harness.home.workspace.mkdir(parents=True)
+    (harness.home.workspace / "box.png").write_bytes(picture())
+    (harness.home.workspace / "text.png").write_text("no image")
+    harness.home.env_file.write_text("SOME_TOKEN=0123456789abcdef\n")
+    places = ["box.png", "text.png", "none.png", str(harness.home.env_file), "."]
+    box, text, none, secret, folder = await look(harness, server, *places)
     assert box["answer"] == "A red box."
     assert text["code"] == "image_unreadable"
     assert none["code"] == "path_not_found"
@@ -149,9 +151,9 @@ async def test_vision_file_passes_path_guard(house: House, server: ModelServer, 
 
 
 @pytest.mark.parametrize(("wide", "kind"), [(2048, "image/png"), (2049, "image/jpeg")])
-async def test_vision_wide_image_is_scaled(house: House, server: ModelServer, wide: int, kind: str) -> None:
-    await look(house, server, data_url(picture(wide, 16)))
-    image, sent_as = shown(server)
+async def test_vision_wide_image_is_scaled(harness: Harness, server: ModelServer, wide: int, kind: str) -> None:
+    await look(harness, server, data_url(picture(wide, 16)))
+    image, sent_as = sent_image(server)
     assert (image.width, sent_as) == (2048, kind)
 
 
@@ -208,18 +210,18 @@ def test_vision_pixel_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused.value.answer["code"] == "too_large"
 
 
-async def test_vision_byte_limit(house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_vision_byte_limit(harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     data = picture()
     monkeypatch.setattr(vision.limits, "IMAGE_BYTES_MAX", len(data))
-    good, bad = await look(house, server, data_url(data), data_url(data + b"\0"))
+    good, bad = await look(harness, server, data_url(data), data_url(data + b"\0"))
     assert "answer" in good and bad["code"] == "too_large"
     monkeypatch.undo()
     assert limits.IMAGE_BYTES_MAX == 20 * 1024 * 1024
 
 
 @pytest.mark.parametrize("place", ["data:image/png;base64,a!b", "data:image/png,abc", "data:image/png;base64"])
-async def test_vision_invalid_data_urls(house: House, server: ModelServer, place: str) -> None:
-    [answer] = await look(house, server, place)
+async def test_vision_invalid_data_urls(harness: Harness, server: ModelServer, place: str) -> None:
+    [answer] = await look(harness, server, place)
     assert answer["code"] in ("image_unreadable", "invalid_arguments")
 
 
@@ -237,12 +239,12 @@ def test_vision_without_pillow_names_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("length", "good"), [(10_000, True), (10_001, False)])
-async def test_vision_question_length(house: House, server: ModelServer, length: int, good: bool) -> None:
-    house.offer(TOOL)
+async def test_vision_question_length(harness: Harness, server: ModelServer, length: int, good: bool) -> None:
+    harness.offer(TOOL)
     steps = [
         Reply(tool_calls=[Call(TOOL.name, {"image_url": data_url(picture()), "question": "x" * length})]),
         Reply(text="Done."),
     ]
     server.handler = lambda request: Reply(text="Seen.") if images_of(request) else steps.pop(0)
-    [answer] = answers(await house.run(server))
+    [answer] = answers(await harness.run(server))
     assert answer.get("code") == (None if good else "invalid_arguments")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent.house import House, Json
+from agent.harness import Harness, Json
 from guards.stage import ELSEWHERE, WORLD, Stage, certificate, serving
 from hermes.core import limits
 from hermes.tools import pages
@@ -21,7 +21,7 @@ from hermes.tools.pages import markdown
 from hermes.tools.web import EXTRACT, SEARCH, backend_of
 from support.model_server import ModelServer
 
-from .turns import answers, asked, turn
+from .turns import answers, tool_answers, turn
 
 KEY = "a-key-of-the-search-0123456789"
 PAGE = "<html><title>A page</title><body><h1>Hello</h1><p>World.</p></body></html>"
@@ -33,16 +33,16 @@ def one_tls_context() -> None:
 
 
 @pytest.fixture(autouse=True)
-def any_host(house: House) -> None:
+def any_host(harness: Harness) -> None:
     """These tests are about pages; that hosts are asked about has its own."""
-    house.configure({"web": {"ask_hosts": False}})
+    harness.configure({"web": {"ask_hosts": False}})
 
 
-def outside(house: House, **more: Any) -> Stage:
-    """The world as this house sees it: names that the test answers for."""
-    stage = Stage(house.app.services.files, **more)
+def outside(harness: Harness, **more: Any) -> Stage:
+    """Names that this harness resolves to the test's servers."""
+    stage = Stage(harness.app.services.files, **more)
     stage.answers |= {"page.test": [[WORLD]], "other.test": [[ELSEWHERE]]}
-    house.app.services.outside.network = stage
+    harness.app.services.outside.network = stage
     return stage
 
 
@@ -53,23 +53,23 @@ def html(text: str = PAGE, **more: Any) -> web.Response:
 # ---- web_extract
 
 
-async def read(house: House, server: ModelServer, handler: Any, *urls: str, **more: Any) -> list[Json]:
-    stage = outside(house)
+async def read(harness: Harness, server: ModelServer, handler: Any, *urls: str, **more: Any) -> list[Json]:
+    stage = outside(harness)
     async with serving(handler) as port:
         stage.servers |= {WORLD: port, ELSEWHERE: port}
-        given = {"urls": list(urls), **{k: v for k, v in more.items() if k == "char_limit"}}
-        [answer] = await asked(house, server, EXTRACT, given)
-    found: list[Json] = answer["pages"]
-    return found
+        arguments = {"urls": list(urls), **{k: v for k, v in more.items() if k == "char_limit"}}
+        [answer] = await tool_answers(harness, server, EXTRACT, arguments)
+    pages: list[Json] = answer["pages"]
+    return pages
 
 
-async def test_web_extract_page_as_markdown(house: House, server: ModelServer) -> None:
+async def test_web_extract_page_as_markdown(harness: Harness, server: ModelServer) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         if request.path == "/old":
             raise web.HTTPFound("/new")
         return html()
 
-    [page] = await read(house, server, handler, "http://page.test/old")
+    [page] = await read(harness, server, handler, "http://page.test/old")
     assert page == {
         "url": "http://page.test/old",
         "final_url": "http://page.test/new",
@@ -82,7 +82,7 @@ async def test_web_extract_page_as_markdown(house: House, server: ModelServer) -
     }
 
 
-async def test_web_extract_fetches_concurrently_with_errors_per_page(house: House, server: ModelServer) -> None:
+async def test_web_extract_fetches_concurrently_with_errors_per_page(harness: Harness, server: ModelServer) -> None:
     waiting = 0
     all_here = asyncio.Event()
 
@@ -99,42 +99,48 @@ async def test_web_extract_fetches_concurrently_with_errors_per_page(house: Hous
         return html()
 
     urls = ["http://page.test/", "http://page.test/gone", "http://other.test/binary", "http://127.0.0.1/", "ftp://x/"]
-    good, gone, binary, private, scheme = await read(house, server, handler, *urls)
+    good, missing, binary, private, scheme = await read(harness, server, handler, *urls)
     assert good["content"] == "# Hello\n\nWorld." and good["error"] is None
-    assert (gone["status"], gone["code"], gone["content"]) == (404, "fetch_failed", "Nothing is here any more.")
-    assert "404" in gone["error"]
+    assert (missing["status"], missing["code"], missing["content"]) == (
+        404,
+        "fetch_failed",
+        "Nothing is here any more.",
+    )
+    assert "404" in missing["error"]
     assert (binary["code"], binary["content"]) == ("fetch_failed", "")
     assert private["code"] == scheme["code"] == "url_refused"
 
 
-async def test_web_extract_url_with_secret_is_rejected(house: House, server: ModelServer) -> None:
-    house.home.env_file.write_text(f"SOME_TOKEN={KEY}\n")
-    outside(house)
-    ran = await turn(house, server, EXTRACT, {"urls": [f"http://page.test/{KEY}"]})
-    [page] = answers(ran)[0]["pages"]
+async def test_web_extract_url_with_secret_is_rejected(harness: Harness, server: ModelServer) -> None:
+    harness.home.env_file.write_text(f"SOME_TOKEN={KEY}\n")
+    outside(harness)
+    run = await turn(harness, server, EXTRACT, {"urls": [f"http://page.test/{KEY}"]})
+    [page] = answers(run)[0]["pages"]
     assert page["code"] == "url_has_secret"
-    told = [event for event in ran.events if event["type"].startswith("tool.")]
-    assert KEY not in json.dumps(told) and KEY not in page["url"]
+    events = [event for event in run.events if event["type"].startswith("tool.")]
+    assert KEY not in json.dumps(events) and KEY not in page["url"]
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/json", "application/xml"])
-async def test_web_extract_plain_text_is_unchanged(house: House, server: ModelServer, content_type: str) -> None:
+async def test_web_extract_plain_text_is_unchanged(harness: Harness, server: ModelServer, content_type: str) -> None:
     async def handler(_: web.Request) -> web.StreamResponse:
         return web.Response(text='{"a": "<b>é</b>"}', content_type=content_type)
 
-    [page] = await read(house, server, handler, "http://page.test/")
+    [page] = await read(harness, server, handler, "http://page.test/")
     assert page["content"] == '{"a": "<b>é</b>"}'
 
 
 @pytest.mark.parametrize("limit", [100, 101])
-async def test_web_extract_long_page_is_truncated_and_spilled(house: House, server: ModelServer, limit: int) -> None:
+async def test_web_extract_long_page_is_truncated_and_spilled(
+    harness: Harness, server: ModelServer, limit: int
+) -> None:
     text = "begin " + "x" * 90 + " end."
     assert len(text) == 101
 
     async def handler(_: web.Request) -> web.StreamResponse:
         return web.Response(text=text)
 
-    [page] = await read(house, server, handler, "http://page.test/", char_limit=limit)
+    [page] = await read(harness, server, handler, "http://page.test/", char_limit=limit)
     assert page["truncated"] is (limit == 100)
     if limit == 101:
         assert page["content"] == text and page["spill"] is None
@@ -142,21 +148,21 @@ async def test_web_extract_long_page_is_truncated_and_spilled(house: House, serv
     assert page["content"].startswith("begin ") and page["content"].endswith(" end.")
     assert "1 characters are left out" in page["content"]
     spill = Path(page["spill"])
-    assert spill.read_text() == text and spill.parent.parent == house.home.tool_results
+    assert spill.read_text() == text and spill.parent.parent == harness.home.tool_results
     assert stat.S_IMODE(spill.stat().st_mode) == 0o600
 
 
-async def test_web_extract_spill_limit(house: House, server: ModelServer) -> None:
+async def test_web_extract_spill_limit(harness: Harness, server: ModelServer) -> None:
     async def handler(_: web.Request) -> web.StreamResponse:
         return web.Response(text="é" * 1_000_001)
 
-    [page] = await read(house, server, handler, "http://page.test/")
+    [page] = await read(harness, server, handler, "http://page.test/")
     assert len(page["content"]) < 16_000
     assert Path(page["spill"]).read_text() == "é" * 1_000_000
 
 
 @pytest.mark.parametrize(
-    ("given", "good"),
+    ("arguments", "good"),
     [
         ({"urls": []}, False),
         ({"urls": ["ftp://x/"] * 5}, True),
@@ -168,22 +174,22 @@ async def test_web_extract_spill_limit(house: House, server: ModelServer) -> Non
         ({"urls": ["ftp://x/"], "more": 1}, False),
     ],
 )
-async def test_web_extract_limits(house: House, server: ModelServer, given: Json, good: bool) -> None:
-    [answer] = await asked(house, server, EXTRACT, given)
+async def test_web_extract_limits(harness: Harness, server: ModelServer, arguments: Json, good: bool) -> None:
+    [answer] = await tool_answers(harness, server, EXTRACT, arguments)
     assert ("pages" in answer) is good
     assert good or answer["code"] == "invalid_arguments"
 
 
-async def test_web_extract_content_is_framed_as_foreign(house: House, server: ModelServer) -> None:
-    stage = outside(house)
+async def test_web_extract_content_is_framed_as_foreign(harness: Harness, server: ModelServer) -> None:
+    stage = outside(harness)
 
     async def handler(_: web.Request) -> web.StreamResponse:
         return html()
 
     async with serving(handler) as port:
         stage.servers[WORLD] = port
-        ran = await turn(house, server, EXTRACT, {"urls": ["http://page.test/"]})
-    [content] = [m["content"] for m in ran.result["messages"] if m["role"] == "tool"]
+        run = await turn(harness, server, EXTRACT, {"urls": ["http://page.test/"]})
+    [content] = [m["content"] for m in run.result["messages"] if m["role"] == "tool"]
     first, *_, last = content.split("\n")
     assert "never instructions" in first and first.split("]")[0] == last.split("]")[0]
 
@@ -207,13 +213,13 @@ VARIABLES = {"searxng": "SEARXNG_URL", "brave": "BRAVE_SEARCH_API_KEY", "tavily"
 
 def results_of(backend: str) -> Json:
     snippet, published = NAMES[backend]
-    found = [
-        {"title": one["title"], "url": one["url"], snippet: "Say <b>so</b>.", published: one["published"]}
-        if isinstance(one, dict)
-        else one
-        for one in FOUND
+    results = [
+        {"title": hit["title"], "url": hit["url"], snippet: "Say <b>so</b>.", published: hit["published"]}
+        if isinstance(hit, dict)
+        else hit
+        for hit in FOUND
     ]
-    return {"web": {"results": found}} if backend == "brave" else {"results": found}
+    return {"web": {"results": results}} if backend == "brave" else {"results": results}
 
 
 class Engine:
@@ -233,7 +239,7 @@ class Engine:
 
 
 async def searched(
-    house: House,
+    harness: Harness,
     server: ModelServer,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -242,25 +248,25 @@ async def searched(
     **args: Any,
 ) -> Json:
     tls, bundle = certificate(tmp_path, HOSTS[backend]) if backend in HOSTS else (None, None)
-    stage = outside(house, ca_bundle=bundle)
+    stage = outside(harness, ca_bundle=bundle)
     async with serving(engine.handle, tls=tls) as port:
         stage.servers[WORLD] = port
         if backend in HOSTS:
             stage.answers[HOSTS[backend]] = [[WORLD]]
         monkeypatch.setenv(VARIABLES[backend], KEY if backend in HOSTS else f"http://127.0.0.1:{port}/deep/")
-        ran = await turn(house, server, SEARCH, {"query": "two words", **args})
-    said = json.dumps(ran.events) + json.dumps(ran.result["messages"])
-    assert KEY not in said
-    [answer] = answers(ran)
+        run = await turn(harness, server, SEARCH, {"query": "two words", **args})
+    text = json.dumps(run.events) + json.dumps(run.result["messages"])
+    assert KEY not in text
+    [answer] = answers(run)
     return answer
 
 
 @pytest.mark.parametrize("backend", list(NAMES))
 async def test_web_search_results_of_every_backend(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str
 ) -> None:
     engine = Engine(backend)
-    answer = await searched(house, server, monkeypatch, tmp_path, backend, engine, limit=7)
+    answer = await searched(harness, server, monkeypatch, tmp_path, backend, engine, limit=7)
     assert answer["backend"] == backend
     assert answer["results"] == [
         {"title": "One & only", "url": "https://one.example/", "snippet": "Say so.", "published": "2024-05-01"},
@@ -277,12 +283,12 @@ async def test_web_search_results_of_every_backend(
         assert headers["Authorization"] == f"Bearer {KEY}"
 
 
-async def test_web_search_server_url_from_secrets_file(house: House, server: ModelServer) -> None:
+async def test_web_search_server_url_from_secrets_file(harness: Harness, server: ModelServer) -> None:
     engine = Engine("searxng")
-    outside(house)
+    outside(harness)
     async with serving(engine.handle) as port:
-        house.home.env_file.write_text(f"SEARXNG_URL=http://127.0.0.1:{port}\nSOME_TOKEN={KEY}\n")
-        good, bad = await asked(house, server, SEARCH, {"query": "x"}, {"query": KEY})
+        harness.home.env_file.write_text(f"SEARXNG_URL=http://127.0.0.1:{port}\nSOME_TOKEN={KEY}\n")
+        good, bad = await tool_answers(harness, server, SEARCH, {"query": "x"}, {"query": KEY})
     assert len(good["results"]) == 2
     assert bad["code"] == "contains_secret" and len(engine.requests) == 1
 
@@ -299,7 +305,7 @@ async def test_web_search_server_url_from_secrets_file(house: House, server: Mod
     ],
 )
 async def test_web_search_backend_failure_hides_its_text(
-    house: House,
+    harness: Harness,
     server: ModelServer,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -309,39 +315,39 @@ async def test_web_search_backend_failure_hides_its_text(
     word: str,
 ) -> None:
     engine = Engine(backend, answer, status)
-    told = await searched(house, server, monkeypatch, tmp_path, backend, engine)
-    assert told["code"] == "backend_failed" and word in told["error"] and told["hint"]
+    results = await searched(harness, server, monkeypatch, tmp_path, backend, engine)
+    assert results["code"] == "backend_failed" and word in results["error"] and results["hint"]
 
 
 async def test_web_search_without_results(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    told = await searched(house, server, monkeypatch, tmp_path, "brave", Engine("brave", {"web": None}))
-    assert told["results"] == []
+    results = await searched(harness, server, monkeypatch, tmp_path, "brave", Engine("brave", {"web": None}))
+    assert results["results"] == []
 
 
 async def test_web_search_limit_is_enforced(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     many = {"results": [{"title": str(n), "url": f"https://{n}.example/", "content": "x" * 900} for n in range(30)]}
-    told = await searched(house, server, monkeypatch, tmp_path, "searxng", Engine("searxng", many))
-    assert [entry["title"] for entry in told["results"]] == ["0", "1", "2", "3", "4"]
-    assert len(told["results"][0]["snippet"]) == limits.WEB_SNIPPET_CHARS_MAX + 1
+    results = await searched(harness, server, monkeypatch, tmp_path, "searxng", Engine("searxng", many))
+    assert [entry["title"] for entry in results["results"]] == ["0", "1", "2", "3", "4"]
+    assert len(results["results"][0]["snippet"]) == limits.WEB_SNIPPET_CHARS_MAX + 1
 
 
 async def test_web_search_unreachable_server_and_secret_in_query(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.home.env_file.write_text(f"SOME_TOKEN={KEY}\n")
+    harness.home.env_file.write_text(f"SOME_TOKEN={KEY}\n")
     monkeypatch.setenv("SEARXNG_URL", "http://nowhere.test")
-    outside(house)
-    gone, secret = await asked(house, server, SEARCH, {"query": "x"}, {"query": f"who is {KEY}"})
-    assert gone["code"] == "backend_failed"
+    outside(harness)
+    failure, secret = await tool_answers(harness, server, SEARCH, {"query": "x"}, {"query": f"who is {KEY}"})
+    assert failure["code"] == "backend_failed"
     assert secret["code"] == "contains_secret"
 
 
 @pytest.mark.parametrize(
-    ("given", "good"),
+    ("arguments", "good"),
     [
         ({"query": "x" * 400}, True),
         ({"query": "x" * 401}, False),
@@ -352,16 +358,16 @@ async def test_web_search_unreachable_server_and_secret_in_query(
     ],
 )
 async def test_web_search_argument_limits(
-    house: House, server: ModelServer, monkeypatch: pytest.MonkeyPatch, given: Json, good: bool
+    harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, arguments: Json, good: bool
 ) -> None:
     monkeypatch.setenv("SEARXNG_URL", "http://nowhere.test")
-    outside(house)
-    [answer] = await asked(house, server, SEARCH, given)
+    outside(harness)
+    [answer] = await tool_answers(harness, server, SEARCH, arguments)
     assert answer["code"] == ("backend_failed" if good else "invalid_arguments")
 
 
 @pytest.mark.parametrize(
-    ("chosen", "variables", "found"),
+    ("chosen", "variables", "expected"),
     [
         ("", "", None),
         ("", "searxng brave tavily", "searxng"),
@@ -372,20 +378,20 @@ async def test_web_search_argument_limits(
     ],
 )
 async def test_web_search_backend_choice(
-    house: House,
+    harness: Harness,
     server: ModelServer,
     monkeypatch: pytest.MonkeyPatch,
     chosen: str,
     variables: str,
-    found: str | None,
+    expected: str | None,
 ) -> None:
     for name in variables.split():
         monkeypatch.setenv(VARIABLES[name], "http://x.test")
-    house.configure({"web": {"search_backend": chosen}})
-    settings = house.app.settings
-    assert backend_of(settings) == found
+    harness.configure({"web": {"search_backend": chosen}})
+    settings = harness.app.settings
+    assert backend_of(settings) == expected
     reason = SEARCH.available(settings)
-    assert (reason is None) is (found is not None)
+    assert (reason is None) is (expected is not None)
     assert reason is None or VARIABLES[chosen or "searxng"] in reason
 
 
@@ -403,7 +409,7 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("<p>one<p>two", "one\n\ntwo"),
         ("a  b\n c<br>d<br/>e", "a b c\nd\ne"),
@@ -432,14 +438,14 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         ("plain", "plain"),
     ],
 )  # fmt: skip
-def test_html_to_markdown(parser: str, text: str, shown: str) -> None:
-    title, found, complete = markdown(text, "https://x.test/a/")
-    assert (found, complete) == (shown, True)
+def test_html_to_markdown(parser: str, text: str, expected: str) -> None:
+    title, content, complete = markdown(text, "https://x.test/a/")
+    assert (content, complete) == (expected, True)
     assert title == ("t" if text.startswith("<title>") else "")
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("<p>before<main><p>{x}</main>after", "{x}"),
         ("<p>before<article><p>{x}<article>inner</article></article>after", "{x}\n\ninner"),
@@ -447,9 +453,9 @@ def test_html_to_markdown(parser: str, text: str, shown: str) -> None:
         ("<p>before<main>too little</main>after", "before\n\ntoo little\n\nafter"),
     ],
 )
-def test_html_main_part_is_extracted(parser: str, text: str, shown: str) -> None:
+def test_html_main_part_is_extracted(parser: str, text: str, expected: str) -> None:
     long = "x" * limits.MAIN_PART_CHARS_MIN
-    assert markdown(text.format(x=long), "https://x.test/")[1] == shown.format(x=long)
+    assert markdown(text.format(x=long), "https://x.test/")[1] == expected.format(x=long)
 
 
 TANGLES = [
@@ -534,24 +540,24 @@ def pdf(text: str) -> bytes:
     return out + f"{end}startxref\n{len(out)}\n%%EOF\n".encode()
 
 
-async def test_pdf_is_read_as_text(house: House, server: ModelServer) -> None:
+async def test_pdf_is_read_as_text(harness: Harness, server: ModelServer) -> None:
     pytest.importorskip("pypdf")
 
     async def handler(_: web.Request) -> web.StreamResponse:
         return web.Response(body=pdf("First page.\nSecond."), content_type="application/pdf")
 
-    [page] = await read(house, server, handler, "http://page.test/a.pdf")
+    [page] = await read(harness, server, handler, "http://page.test/a.pdf")
     assert page["content"] == "First page.\n\nSecond." and page["error"] is None
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [(b"%PDF-1.4\n", "damaged"), (b"no pdf", "damaged"), (pdf(""), "no text")],
     ids=["cut", "not", "empty"],
 )
-def test_invalid_pdf_is_reported(data: bytes, words: str) -> None:
+def test_invalid_pdf_is_reported(data: bytes, message: str) -> None:
     pytest.importorskip("pypdf")
-    with pytest.raises(pages.Unreadable, match=words) as failed:
+    with pytest.raises(pages.Unreadable, match=message) as failed:
         pages.read(data, "application/pdf", "", "")
     assert failed.value.code == "fetch_failed"
 

@@ -1,33 +1,35 @@
-"""A model that calls one tool after another, and what it was answered."""
+"""Turns in which a scripted model calls one tool, and the answers of the tool."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from agent.house import House, Json, Ran
+from agent.harness import CompletedRun, Harness, Json
 from hermes.core.text import text_of
 from hermes.tools.framework.registry import ToolDef
 from support.model_server import Call, ModelServer, Reply
 
 
-async def turn(house: House, server: ModelServer, tool: ToolDef, *arguments: Json, **fields: Any) -> Ran:
+async def turn(harness: Harness, server: ModelServer, tool: ToolDef, *arguments: Json, **fields: Any) -> CompletedRun:
     """A turn in which the model calls a tool once for each of the arguments, one step after the other."""
-    house.offer(tool)
-    server.script = [*(Reply(tool_calls=[Call(tool.name, given)]) for given in arguments), Reply(text="Done.")]
-    ran = await house.run(server, **fields)
-    assert ran.result["final_response"] == "Done."
-    return ran
+    harness.offer(tool)
+    server.script = [*(Reply(tool_calls=[Call(tool.name, argument)]) for argument in arguments), Reply(text="Done.")]
+    run = await harness.run(server, **fields)
+    assert run.result["final_response"] == "Done."
+    return run
 
 
-async def asked(house: House, server: ModelServer, tool: ToolDef, *arguments: Json, **fields: Any) -> list[Json]:
-    """The answers of such a turn."""
-    return answers(await turn(house, server, tool, *arguments, **fields))
+async def tool_answers(
+    harness: Harness, server: ModelServer, tool: ToolDef, *arguments: Json, **fields: Any
+) -> list[Json]:
+    """Run such a turn, and return the answers."""
+    return answers(await turn(harness, server, tool, *arguments, **fields))
 
 
-def answers(ran: Ran) -> list[Json]:
-    """What the tools said, without the frame around what comes from outside."""
-    return [json.loads(unframed(text_of(m["content"]))) for m in ran.result["messages"] if m["role"] == "tool"]
+def answers(run: CompletedRun) -> list[Json]:
+    """The answers of the tools, without the frame around foreign content."""
+    return [json.loads(unframed(text_of(m["content"]))) for m in run.result["messages"] if m["role"] == "tool"]
 
 
 def unframed(content: str) -> str:

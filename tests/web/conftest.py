@@ -1,4 +1,4 @@
-"""What the tests of the page work with."""
+"""Fixtures of the tests of the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def empty_site(browser: Browser, tmp_path: Path) -> AsyncIterator[Site]:
     """A site whose server the test starts itself."""
     async with ModelServer() as model:
         site = Site(browser, model, tmp_path)
-        # Whatever turns or pulses while a test waits costs an eighth of a core.
+        # Animations cost an eighth of a core while a test waits.
         site.options["reduced_motion"] = "reduce"
         try:
             yield site

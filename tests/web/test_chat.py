@@ -51,11 +51,11 @@ async def test_an_answer_is_streamed_with_a_tool_card(site: Site) -> None:
     await expect(page.get_by_role("navigation", name="Conversations").get_by_role("link")).to_have_text(
         "What is there?"
     )
-    shown = await page.locator(".answer").all_inner_texts()
+    texts = await page.locator(".answer").all_inner_texts()
     await page.reload()
     await expect(page.locator(".answer")).to_have_count(2)
     await expect(page.locator(".prose math")).to_be_visible()
-    assert await page.locator(".answer").all_inner_texts() == shown
+    assert await page.locator(".answer").all_inner_texts() == texts
 
 
 async def test_a_command_is_approved_or_denied(site: Site) -> None:
@@ -67,14 +67,14 @@ async def test_a_command_is_approved_or_denied(site: Site) -> None:
     ]
     page = await site.open()
     await say(page, "Clean up.")
-    asked = page.get_by_role("article", name="terminal").get_by_role("alertdialog")
-    await expect(asked).to_contain_text("rm -rf build")
-    await expect(asked).to_contain_text("Rule:")
-    await asked.get_by_role("button", name="Allow once").click()
+    element = page.get_by_role("article", name="terminal").get_by_role("alertdialog")
+    await expect(element).to_contain_text("rm -rf build")
+    await expect(element).to_contain_text("Rule:")
+    await element.get_by_role("button", name="Allow once").click()
     await expect(page.get_by_text("Allowed.")).to_be_visible()
     await expect(page.get_by_text("It is gone.")).to_be_visible()
     await say(page, "And the other.")
-    await expect(asked).to_contain_text("rm -rf other")
+    await expect(element).to_contain_text("rm -rf other")
     # By key, from outside of the text field.
     await page.locator(".messages").focus()
     await page.keyboard.press("x")
@@ -83,18 +83,18 @@ async def test_a_command_is_approved_or_denied(site: Site) -> None:
     await expect(page.locator(".tool.failed")).to_have_count(1)
 
 
-async def test_a_denial_says_what_to_do_instead(site: Site) -> None:
+async def test_denial_can_include_instructions(site: Site) -> None:
     site.model.script = [
         Reply(tool_calls=[Call("terminal", {"command": "rm -rf build"}, id="call_1")]),
         Reply(text="Moved."),
     ]
     page = await site.open()
     await say(page, "Clean up.")
-    asked = page.get_by_role("alertdialog")
-    instead = asked.get_by_role("textbox", name="what to do instead")
+    element = page.get_by_role("alertdialog")
+    instead = element.get_by_role("textbox", name="what to do instead")
     await instead.fill("Move it to the trash.")
     # What is written would be lost with an approval.
-    await expect(asked.get_by_role("button", name="Allow once")).to_be_disabled()
+    await expect(element.get_by_role("button", name="Allow once")).to_be_disabled()
     await instead.press("Enter")
     await expect(page.get_by_text("Moved.")).to_be_visible()
     assert "Move it to the trash." in str(site.model.requests[-1].body)
@@ -108,18 +108,18 @@ async def test_an_approval_that_is_refused_stays_open(site: Site) -> None:
     ]
     page = await site.open()
     await say(page, "Clean up.")
-    asked = page.get_by_role("alertdialog")
+    element = page.get_by_role("alertdialog")
     fault = {"error": {"message": "The disk is away.", "type": "server_error", "param": None, "code": "x"}}
     await page.route("**/approval", lambda route: route.fulfill(status=503, json=fault))
-    await asked.get_by_role("button", name="Deny").click()
+    await element.get_by_role("button", name="Deny").click()
     await expect(page.locator(".toast")).to_contain_text("The disk is away.")
     await expect(page.get_by_text("Denied.")).to_have_count(0)
     await page.unroute("**/approval")
-    await asked.get_by_role("button", name="Deny").click()
+    await element.get_by_role("button", name="Deny").click()
     await expect(page.get_by_text("Then not.")).to_be_visible()
 
 
-async def test_a_result_may_have_a_state_of_its_own(site: Site) -> None:
+async def test_tool_result_with_a_state_field_is_not_failed(site: Site) -> None:
     command = {"command": "sleep 60", "background": True}
     site.model.script = [Reply(tool_calls=[Call("terminal", command, id="call_1")]), Reply(text="It runs.")]
     page = await site.open()
@@ -184,7 +184,7 @@ async def test_a_turn_is_steered_and_the_next_message_waits(site: Site) -> None:
     assert "Be brief." in str(site.model.requests[1].body)
 
 
-async def test_a_queued_message_is_taken_back(site: Site) -> None:
+async def test_queued_message_can_be_withdrawn(site: Site) -> None:
     site.model.script = [slowly(UNENDING), Reply(text="No.")]
     page = await site.open()
     await say(page, "First.")
@@ -298,17 +298,17 @@ async def test_two_quick_messages_begin_one_conversation(site: Site) -> None:
     site.model.script = [Reply(text="One."), Reply(text="Two.")]
     page = await site.open()
     await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def later(route: Route) -> None:
         if route.request.method == "POST":
-            await asked.wait()
+            await requested.wait()
         await route.continue_()
 
     await page.route("**/api/sessions", later)
     await say(page, "First")
     await say(page, "Second")
-    asked.set()
+    requested.set()
     await expect(page.locator(".bubble")).to_have_text(["First", "Second"])
     await expect(page.locator(".answer")).to_have_text(["One.", "Two."])
     assert (await site.gateway.get("/api/sessions"))["total"] == 1

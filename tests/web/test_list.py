@@ -13,7 +13,7 @@ from support.model_server import Reply
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def talked(site: Site, *texts: str) -> None:
+async def create_conversations(site: Site, *texts: str) -> None:
     """Conversations with one message each, the last one first in the list."""
     site.model.script = [Reply(text=f"Answer to {text}") for text in texts]
     for text in texts:
@@ -38,7 +38,7 @@ async def choose(page: Page, title: str, action: str) -> None:
 
 
 async def test_search_as_you_type(site: Site) -> None:
-    await talked(site, "Plant the red tulips", "Paint the garden fence")
+    await create_conversations(site, "Plant the red tulips", "Paint the garden fence")
     page = await site.open()
     await page.get_by_role("searchbox", name="Search").press_sequentially("tuli")
     await expect(page.locator(".match mark").first).to_have_text("tuli")
@@ -50,7 +50,7 @@ async def test_search_as_you_type(site: Site) -> None:
 
 
 async def test_pin_rename_archive_and_delete_with_undo(site: Site) -> None:
-    await talked(site, "Alpha", "Beta", "Gamma")
+    await create_conversations(site, "Alpha", "Beta", "Gamma")
     page = await site.open()
     await expect(page.locator(".entry a")).to_have_text(["Gamma", "Beta", "Alpha"])
     await choose(page, "Alpha", "Pin")
@@ -75,8 +75,8 @@ async def test_pin_rename_archive_and_delete_with_undo(site: Site) -> None:
     await has_sessions(site, 2)
 
 
-async def test_a_deletion_is_carried_out_when_its_message_goes(site: Site) -> None:
-    await talked(site, "Alpha", "Beta")
+async def test_deletion_is_committed_when_its_toast_closes(site: Site) -> None:
+    await create_conversations(site, "Alpha", "Beta")
     page = await site.open(context=await site.context(message_times=0.1))
     await choose(page, "Beta", "Delete")
     await has_sessions(site, 1)
@@ -84,7 +84,7 @@ async def test_a_deletion_is_carried_out_when_its_message_goes(site: Site) -> No
 
 async def forked(site: Site, text: str) -> str:
     """A conversation with three branches; the first of them."""
-    await talked(site, text)
+    await create_conversations(site, text)
     first: str = (await site.gateway.get("/api/sessions"))["data"][0]["id"]
     site.model.script = [Reply(text="Second answer"), Reply(text="Third answer")]
     for number in (2, 3):
@@ -95,7 +95,7 @@ async def forked(site: Site, text: str) -> str:
 
 async def test_a_forked_conversation_is_one_entry_that_is_archived_and_deleted_as_a_whole(site: Site) -> None:
     first = await forked(site, "Alpha")
-    await talked(site, "Beta")
+    await create_conversations(site, "Beta")
     page = await site.open(f"#/c/{first}")
     entries = page.locator(".entry a")
     await expect(entries).to_have_count(2)
@@ -124,7 +124,7 @@ async def test_a_forked_conversation_is_one_entry_that_is_archived_and_deleted_a
 
 @pytest.mark.parametrize("action", ["Archive", "Delete"])
 async def test_a_refused_action_is_shown_and_nothing_is_done(site: Site, action: str) -> None:
-    await talked(site, "Alpha", "Beta")
+    await create_conversations(site, "Alpha", "Beta")
     page = await site.open()
     await expect(page.locator(".entry a")).to_have_text(["Beta", "Alpha"])
     fault = {"error": {"message": "No room is left.", "type": "server_error", "code": None, "param": None}}
@@ -136,8 +136,8 @@ async def test_a_refused_action_is_shown_and_nothing_is_done(site: Site, action:
     await expect(page.locator(".entry a")).to_have_text(["Beta", "Alpha"])
 
 
-async def test_a_deletion_is_carried_out_when_the_page_is_left(site: Site) -> None:
-    await talked(site, "Alpha", "Beta")
+async def test_deletion_is_committed_when_the_page_is_closed(site: Site) -> None:
+    await create_conversations(site, "Alpha", "Beta")
     page = await site.open()
     await choose(page, "Beta", "Delete")
     await expect(page.locator(".toast", has_text="deleted")).to_be_visible()
@@ -158,7 +158,7 @@ async def test_more_conversations_than_a_page_of_the_api_are_listed(site: Site) 
 
 
 async def test_a_conversation_is_exported(site: Site) -> None:
-    await talked(site, "Alpha")
+    await create_conversations(site, "Alpha")
     page = await site.open()
     async with page.expect_download() as download:
         await choose(page, "Alpha", "Export")
@@ -167,7 +167,7 @@ async def test_a_conversation_is_exported(site: Site) -> None:
 
 
 async def test_keys_do_everything(site: Site) -> None:
-    await talked(site, "Alpha", "Beta")
+    await create_conversations(site, "Alpha", "Beta")
     site.model.script = [Reply(text="By key.")]
     page = await site.open()
     palette = page.get_by_role("combobox", name="Search for commands")
@@ -210,11 +210,11 @@ async def test_a_message_far_back_is_reached_from_the_search(site: Site) -> None
         for number in range(1200)
     ]
     messages[40]["content"] = "the needle in the haystack"
-    told = await site.gateway.post(
+    response = await site.gateway.post(
         "/api/sessions/import",
         {"sessions": [{"format": "hermes.session/1", "id": "long", "title": "Long", "messages": messages}]},
     )
-    assert told["imported"] == 1, told
+    assert response["imported"] == 1, response
     page = await site.open("#/c/long")
     await expect(page.get_by_text("message number 1199")).to_be_visible()
     # Only what is near is in the document.
@@ -254,7 +254,7 @@ async def test_the_end_stays_in_view_when_a_message_grows_while_the_list_scrolls
     await expect(page.get_by_role("button", name="To the newest message")).to_be_visible()
 
 
-async def test_the_palette_shows_what_is_chosen(site: Site) -> None:
+async def test_palette_scrolls_to_the_selected_entry(site: Site) -> None:
     page = await site.open(viewport={"width": 1280, "height": 500})
     await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
     await page.keyboard.press("Control+k")
@@ -268,7 +268,7 @@ async def test_the_palette_shows_what_is_chosen(site: Site) -> None:
     await expect(page.get_by_role("dialog").get_by_text("Nothing found")).to_be_visible()
 
 
-async def test_what_could_not_be_sent_is_kept(site: Site) -> None:
+async def test_rejected_message_is_kept_in_the_composer(site: Site) -> None:
     page = await site.open()
     await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
     await page.route("**/v1/runs", lambda route: route.fulfill(status=429, json=_REFUSED))
@@ -281,7 +281,7 @@ _REFUSED = {"error": {"message": "Too many.", "type": "rate_limit_error", "param
 
 
 async def test_renaming_ends_where_it_began(site: Site) -> None:
-    await talked(site, "Alpha")
+    await create_conversations(site, "Alpha")
     page = await site.open()
     await page.locator(".entry a").click()
     await choose(page, "Alpha", "Rename")

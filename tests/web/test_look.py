@@ -49,8 +49,8 @@ async def test_sign_in_keeps_no_key(empty_site: Site) -> None:
     await expect(page.get_by_text("Hello.")).to_be_visible()
     await page.reload()
     await expect(page.get_by_text("Hello.")).to_be_visible()
-    kept = await page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])")
-    assert KEY not in kept
+    stored = await page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])")
+    assert KEY not in stored
     assert [(cookie["httpOnly"], cookie["sameSite"]) for cookie in await context.cookies()] == [(True, "Strict")]
     async with page.expect_event("load"):  # the page begins anew
         await page.get_by_role("button", name="Sign out").click()
@@ -135,7 +135,7 @@ async def test_a_link_to_a_conversation_leads_there_after_the_sign_in(empty_site
     await expect(page.locator(".entry", has_text="Elsewhere")).to_be_visible()
 
 
-async def test_a_key_is_offered_what_it_may(empty_site: Site) -> None:
+async def test_page_offers_only_what_the_key_allows(empty_site: Site) -> None:
     site = empty_site
     keys = [{"name": "reader", "key": "sk-reader-reader-reader", "scopes": ["sessions:read"]}]
     await site.serve(api_server={"key": KEY, "keys": keys})
@@ -173,7 +173,9 @@ async def test_a_key_that_may_make_no_branch_is_offered_none(empty_site: Site) -
     ("scopes", "note"),
     [(["chat"], "may not read conversations"), (["runs"], "may continue conversations, not begin them")],
 )
-async def test_a_key_is_offered_no_message_that_it_may_not_send(empty_site: Site, scopes: list[str], note: str) -> None:
+async def test_page_has_no_composer_for_a_key_without_chat_scope(
+    empty_site: Site, scopes: list[str], note: str
+) -> None:
     site = empty_site
     keys = [{"name": "some", "key": "sk-some-some-some-some", "scopes": scopes}]
     await site.serve(api_server={"key": KEY, "keys": keys})
@@ -274,16 +276,16 @@ async def test_german_and_right_to_left(site: Site) -> None:
     await expect(page.get_by_role("heading", name="This browser")).to_be_visible()
 
 
-async def test_nothing_comes_from_elsewhere(site: Site) -> None:
+async def test_page_requests_only_its_own_server(site: Site) -> None:
     site.model.script = [Reply(text="![x](https://example.org/track.png) and $x$ and\n\n```js\n1\n```\n")]
     context = await site.context()
-    asked: list[str] = []
-    context.on("request", lambda request: asked.append(request.url))
+    urls: list[str] = []
+    context.on("request", lambda request: urls.append(request.url))
     page = await site.open(context=context)
     await say(page, "Hi")
     await expect(page.locator(".prose math")).to_be_visible()
     await expect(page.locator(".prose a", has_text="x")).to_have_attribute("href", "https://example.org/track.png")
-    assert [url for url in asked if not url.startswith((site.gateway.url, "data:"))] == []
+    assert [url for url in urls if not url.startswith((site.gateway.url, "data:"))] == []
 
 
 async def test_unreadable_address_is_a_missing_conversation(site: Site) -> None:

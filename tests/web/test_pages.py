@@ -33,13 +33,13 @@ async def faults(page: Page) -> list[str]:
     if not await page.evaluate("'axe' in window"):
         # Evaluated by the debugger, so that the page's policy does not have to allow it.
         await page.evaluate(AXE.read_text())
-    found = await page.evaluate("axe.run({resultTypes: ['violations']})")
+    report = await page.evaluate("axe.run({resultTypes: ['violations']})")
     await page.emulate_media(color_scheme="dark")
     dark = await page.evaluate("axe.run({resultTypes: ['violations'], runOnly: ['color-contrast']})")
     await page.emulate_media(color_scheme="light")
     return [
-        f"{one['id']}: {one['help']} {[node['html'][:200] for node in one['nodes'][:2]]}"
-        for one in found["violations"] + dark["violations"]
+        f"{violation['id']}: {violation['help']} {[node['html'][:200] for node in violation['nodes'][:2]]}"
+        for violation in report["violations"] + dark["violations"]
     ]
 
 
@@ -131,12 +131,12 @@ async def test_jobs_are_made_run_and_paused(empty_site: Site) -> None:
     await expect(row).to_contain_text("paused")
     await row.get_by_role("button", name="Actions").click()
     await page.get_by_role("menuitem", name="Delete").click()
-    asked = page.get_by_role("dialog", name="Delete “Look at the garden”?")
-    await asked.get_by_role("button", name="Cancel").click()
+    element = page.get_by_role("dialog", name="Delete “Look at the garden”?")
+    await element.get_by_role("button", name="Cancel").click()
     await expect(row).to_be_visible()
     await row.get_by_role("button", name="Actions").click()
     await page.get_by_role("menuitem", name="Delete").click()
-    await asked.get_by_role("button", name="Delete").click()
+    await element.get_by_role("button", name="Delete").click()
     await expect(page.get_by_text("No jobs yet.")).to_be_visible()
 
 
@@ -280,8 +280,8 @@ async def test_another_model_is_connected(site: Site) -> None:
     await page.get_by_role("button", name="Save").click()
     await expect(page.get_by_text("is used from now on")).to_be_visible()
     await expect(page.locator(".tile").first).to_contain_text("better")
-    kept = await page.evaluate("JSON.stringify([localStorage, sessionStorage])")
-    assert "sk-of-the-model-service" not in kept
+    stored = await page.evaluate("JSON.stringify([localStorage, sessionStorage])")
+    assert "sk-of-the-model-service" not in stored
 
 
 async def test_every_page_has_an_empty_state(site: Site) -> None:
@@ -305,7 +305,7 @@ async def test_every_page_has_an_empty_state(site: Site) -> None:
     await expect(page.get_by_text("No setting fits.")).to_be_visible()
 
 
-async def test_every_page_says_what_is_wrong(site: Site) -> None:
+async def test_every_page_shows_errors(site: Site) -> None:
     page = await site.open()
     await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
     fault = {"error": {"message": "The disk is away.", "type": "server_error", "param": None, "code": "x"}}
@@ -321,7 +321,7 @@ async def test_every_page_says_what_is_wrong(site: Site) -> None:
     await expect(page.locator("tr", has_text="agent.max_turns")).to_be_visible()
 
 
-async def test_a_page_whose_file_does_not_come_says_so(site: Site) -> None:
+async def test_page_reports_a_script_that_fails_to_load(site: Site) -> None:
     page = await site.open()
     await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
     await page.route("**/assets/health-*.js", lambda route: route.abort())
@@ -330,7 +330,7 @@ async def test_a_page_whose_file_does_not_come_says_so(site: Site) -> None:
     await expect(page.get_by_role("button", name="Reload")).to_be_visible()
 
 
-async def test_the_window_is_named_after_what_it_shows(site: Site) -> None:
+async def test_window_title_names_the_open_page(site: Site) -> None:
     site.model.script = [Reply(text="Done.")]
     page = await site.open()
     await expect(page).to_have_title("Hermes")

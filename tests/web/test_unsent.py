@@ -14,7 +14,7 @@ RUNS = "**/v1/runs"
 NOTES = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"remember the milk"}
 
 
-async def begun(site: Site) -> Page:
+async def start_conversation(site: Site) -> Page:
     """A conversation with one turn."""
     site.model.script = [Reply(text="Hello."), Reply(text="There it is.")]
     page = await site.open()
@@ -25,16 +25,16 @@ async def begun(site: Site) -> Page:
 
 async def lose_answer(page: Page) -> asyncio.Event:
     """Have the server get a message without the page being told; set once the server has answered."""
-    got = asyncio.Event()
+    received = asyncio.Event()
 
     async def lose(route: Route) -> None:
-        if not got.is_set():
+        if not received.is_set():
             await route.fetch()
-            got.set()
+            received.set()
         await route.abort()
 
     await page.route(RUNS, lose)
-    return got
+    return received
 
 
 async def attach(page: Page) -> None:
@@ -64,7 +64,7 @@ async def sent_once(page: Page, site: Site) -> None:
 
 
 async def test_a_message_that_the_server_did_not_get_is_sent_after_a_reload(site: Site) -> None:
-    page = await begun(site)
+    page = await start_conversation(site)
     await page.route(RUNS, lambda route: route.abort())
     await say(page, "Do not lose this")
     await expect(page.locator(".bubble", has_text="Do not lose this")).to_be_visible()
@@ -78,13 +78,13 @@ async def test_a_message_that_the_server_did_not_get_is_sent_after_a_reload(site
 
 @pytest.mark.parametrize("with_file", [False, True])
 async def test_a_message_that_the_server_got_unseen_is_shown_once(site: Site, with_file: bool) -> None:
-    page = await begun(site)
+    page = await start_conversation(site)
     if with_file:
         await attach(page)
-    got = await lose_answer(page)
+    received = await lose_answer(page)
     await say(page, "Do not lose this")
     async with asyncio.timeout(60):
-        await got.wait()
+        await received.wait()
     await page.unroute(RUNS)
     await page.reload()
     await sent_once(page, site)
@@ -92,7 +92,7 @@ async def test_a_message_that_the_server_got_unseen_is_shown_once(site: Site, wi
 
 
 async def test_a_message_that_is_refused_after_a_reload_is_a_draft(site: Site) -> None:
-    page = await begun(site)
+    page = await start_conversation(site)
     fault = {
         "error": {"message": "Too many.", "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}
     }
@@ -117,24 +117,24 @@ async def test_a_first_message_is_a_draft_until_its_conversation_is_made(site: S
     page = await site.open()
     box = page.get_by_role("textbox", name="Message")
     await expect(box).to_be_visible()
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def hold(route: Route) -> None:
         if route.request.method != "POST":
             await route.continue_()
             return
-        asked.set()
+        requested.set()
 
     await page.route("**/api/sessions", hold)
     await say(page, "Do not lose this")
     async with asyncio.timeout(60):
-        await asked.wait()
+        await requested.wait()
     await page.reload()
     await expect(box).to_have_value("Do not lose this")
 
 
-async def test_what_was_written_meanwhile_is_kept_when_a_message_comes_back(site: Site) -> None:
-    page = await begun(site)
+async def test_draft_is_kept_when_a_rejected_message_is_restored(site: Site) -> None:
+    page = await start_conversation(site)
     box, refuse = page.get_by_role("textbox", name="Message"), asyncio.Event()
 
     async def hold(route: Route) -> None:
@@ -179,7 +179,7 @@ async def test_files_that_the_browser_does_not_keep_are_asked_for_again(site: Si
 
 
 async def test_a_conversation_that_cannot_be_loaded_is_tried_again(site: Site) -> None:
-    page = await begun(site)
+    page = await start_conversation(site)
     fault = {"error": {"message": "The disk is away.", "type": "server_error", "param": None, "code": "x"}}
     await page.route("**/messages?*", lambda route: route.fulfill(status=503, json=fault))
     await page.reload()
@@ -194,7 +194,7 @@ async def choose(page: Page, name: str, content: bytes, mime: str = "") -> None:
 
 
 async def test_chosen_files_belong_to_their_conversation(site: Site) -> None:
-    page = await begun(site)
+    page = await start_conversation(site)
     conversation = page.url
     await attach(page)
     await page.get_by_role("button", name="New conversation").first.click()
@@ -250,13 +250,13 @@ async def test_drafts_need_no_room_in_the_browser(site: Site) -> None:
 
 
 async def test_conversation_that_is_deleted_elsewhere_takes_no_messages(site: Site) -> None:
-    page = await begun(site)
-    await page.get_by_role("textbox", name="Message").fill("Still to be asked")
+    page = await start_conversation(site)
+    await page.get_by_role("textbox", name="Message").fill("Still to be requested")
     await attach(page)
     async with site.gateway.client.delete(f"/api/sessions/{page.url.rpartition('/')[2]}") as answer:
         assert answer.status == 200, await answer.text()
     await expect(page.get_by_text("There is no such conversation")).to_be_visible()
     await expect(page.get_by_role("textbox", name="Message")).to_have_count(0)
     await page.locator("main").get_by_role("link", name="New conversation").click()
-    await expect(page.get_by_role("textbox", name="Message")).to_have_value("Still to be asked")
+    await expect(page.get_by_role("textbox", name="Message")).to_have_value("Still to be requested")
     await expect(page.locator(".uploads li")).to_have_text("notes.txt")

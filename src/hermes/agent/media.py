@@ -115,7 +115,7 @@ class MediaExporter:
     def end(self) -> None:
         del self._resources
 
-    async def made(self, path: str) -> str | None:
+    async def exported(self, path: str) -> str | None:
         """An inline image, or a link to a copy; None if the file is not available."""
         try:
             await self._live.log.put_on_record()  # the file belongs to a session, whose id is known then

@@ -58,7 +58,7 @@ class ModelStep:
         self._turn, self._id, self._compact, self._tools = turn, message_id, compact, tools
         self._log = turn.live.log
         self._stop = turn.live.controls.stop
-        self._out = MediaTagFilter(partial(self._log.text, message_id), turn.media.made) if turn.media else None
+        self._out = MediaTagFilter(partial(self._log.text, message_id), turn.media.exported) if turn.media else None
         self._caller = Caller(
             self._stop,
             self._deliver,

@@ -24,8 +24,8 @@ def acp(args: Args, home: Home) -> int:
     if args.setup:
         from hermes.cli.main import parser_with
 
-        asked = parser_with(("setup",)).parse_args(["setup"])
-        return asked.work(asked, home)  # type: ignore[no-any-return]
+        setup_args = parser_with(("setup",)).parse_args(["setup"])
+        return setup_args.work(setup_args, home)  # type: ignore[no-any-return]
     try:
         from hermes.cli.acp.agent import serve
     except ModuleNotFoundError as error:

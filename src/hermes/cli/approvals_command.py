@@ -41,10 +41,10 @@ def _remove(args: Args, home: Home) -> None:
     known = {str(number): grant for number, grant in enumerate(grants, 1)} | {grant: grant for grant in grants}
     if unknown := [text for text in args.grants if text not in known]:
         raise NotFound(f"There is no grant '{unknown[0]}'.", hint="hermes approvals list")
-    gone = sorted({known[text] for text in args.grants})
+    removed = sorted({known[text] for text in args.grants})
     for key, listed in by_key.items():
-        if set(gone).intersection(listed):
-            config.set_value(home, key, [grant for grant in listed if grant not in gone])
+        if set(removed).intersection(listed):
+            config.set_value(home, key, [grant for grant in listed if grant not in removed])
     print_redacted(
-        args, home, {"removed": gone}, (f"No longer allowed without asking: {visible(grant)}" for grant in gone)
+        args, home, {"removed": removed}, (f"No longer allowed without asking: {visible(grant)}" for grant in removed)
     )

@@ -111,17 +111,17 @@ def part(name: str, data: bytes) -> JsonObject:
 
 def _piped_part(data: bytes) -> JsonObject:
     """Text in another encoding than UTF-8 is text all the same; only what holds NUL bytes is not."""
-    made = part("stdin", data)
-    if made["type"] == "file" and b"\0" not in data:
-        made["file"]["media_type"] = "text/plain"
-    return made
+    content_part = part("stdin", data)
+    if content_part["type"] == "file" and b"\0" not in data:
+        content_part["file"]["media_type"] = "text/plain"
+    return content_part
 
 
 def _picture(path: Path) -> JsonObject:
-    made = part(path.name, _read(path))
-    if made["type"] != "image_url":
+    content_part = part(path.name, _read(path))
+    if content_part["type"] != "image_url":
         raise UsageError(f"{path} is no picture of a known kind.", hint="a PNG, JPEG, GIF or WebP file")
-    return made
+    return content_part
 
 
 def _root(path: Path) -> Path:

@@ -139,7 +139,7 @@ class Chat:
     async def steer(self, text: str) -> None:
         """Words for the turn under way; where there is none, for the next."""
         if self.busy and await self.talk.control("steer", text=text):
-            self.screen.said(text)
+            self.screen.user_text(text)
             self.screen.note("It is sent with the next tool result, or after the answer.")
         else:
             self.queue(text, text)
@@ -161,13 +161,13 @@ class Chat:
         number = int(text) if text.isdecimal() else 0
         answer = offered[number - 1] if 0 < number <= len(offered) else text
         if answer:
-            self.screen.said(answer)
+            self.screen.user_text(answer)
             self._soon(self._control("answer", id=question.id, answer=answer))
 
     def answer_approval(self, question: Open, choice: str, comment: str = "") -> None:
         """Decide about a tool call; the model is given the comment on a denial."""
         if comment:
-            self.screen.said(comment)
+            self.screen.user_text(comment)
         self._soon(self._control("approve", **_decision(question, choice, comment)))
 
     async def _control(self, kind: ControlKind, **data: str) -> None:
@@ -197,7 +197,7 @@ class Chat:
             await first
         while self.waiting and not self.leaving.is_set():
             content, text = self.waiting.popleft()
-            self.screen.said(text)
+            self.screen.user_text(text)
             result = await self.turn(self.talk.ask(content, self.show))
             if result and result["pending_steer"]:
                 steer = str(result["pending_steer"])
@@ -209,12 +209,12 @@ class Chat:
         try:
             result = await asking
         except Exception as error:  # noqa: BLE001  (whatever it is, the chat goes on)
-            self.screen.gone()
+            self.screen.reset()
             self.problem(error)
             self.failed = error.exit_code if isinstance(error, HermesError) else EXIT_FAILED
             return None
         except asyncio.CancelledError:
-            self.screen.gone()
+            self.screen.reset()
             if not self._lost:
                 raise
             self.screen.note("No longer waiting; the turn continues when the server is back.", "yellow")

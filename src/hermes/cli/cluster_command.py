@@ -68,12 +68,12 @@ def _announce(line: str) -> None:
 def _detach(args: argparse.Namespace, home: Home) -> int:
     """Start the same command in a session of its own, and wait for its line."""
     make_private_folder(home.cluster)
-    words = ["--replicas", str(args.replicas), "--host", args.host, "--port", str(args.port)]
+    options = ["--replicas", str(args.replicas), "--host", args.host, "--port", str(args.port)]
     # That of a running cluster is the same file, which a second one that is refused must leave as it is.
     with open(home.cluster / "up.log", "a+b", opener=private_opener) as errors:
         begin = errors.seek(0, os.SEEK_END)
         process = subprocess.Popen(  # noqa: S603  (this very command)
-            [sys.executable, "-P", "-m", "hermes", "-p", home.profile, "cluster", "up", *words],
+            [sys.executable, "-P", "-m", "hermes", "-p", home.profile, "cluster", "up", *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

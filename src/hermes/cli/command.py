@@ -47,24 +47,28 @@ class Command:
     default: bool
 
 
-def command(words: str, *arguments: Argument, help: str = "", default: bool = False) -> Callable[[Work], Work]:
+def command(name: str, *arguments: Argument, help: str = "", default: bool = False) -> Callable[[Work], Work]:
     """Declare `hermes WORDS`: a command, or a command and an action. The help of a command without actions is in
     `main.COMMANDS`. The arguments of the `default` action, which is `list` if none is declared, may stand without its
     name; a command with neither prints its help."""
 
     def declare(work: Work) -> Work:
-        _COMMANDS[words] = Command(work, arguments, help, default)
+        _COMMANDS[name] = Command(work, arguments, help, default)
         return work
 
     return declare
 
 
-def command_of(words: str) -> Work:
-    return _COMMANDS[words].work
+def command_of(name: str) -> Work:
+    return _COMMANDS[name].work
 
 
 def actions_of(name: str) -> dict[str, Command]:
-    return {words.partition(" ")[2]: one for words, one in _COMMANDS.items() if words.startswith(f"{name} ")}
+    return {
+        command_name.partition(" ")[2]: one
+        for command_name, one in _COMMANDS.items()
+        if command_name.startswith(f"{name} ")
+    }
 
 
 def add_command(parser: argparse.ArgumentParser, name: str) -> None:

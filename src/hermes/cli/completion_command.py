@@ -51,10 +51,10 @@ def _places(path: str, parser: argparse.ArgumentParser, everywhere: list[str]) -
 def _cases(places: Places) -> tuple[str, str, str]:
     """Branches of a `case`: the paths there are, what may follow each, and what may follow an option."""
     known = "|".join(quote(path) for path in places if " " in path)
-    words = {path: [*place.below, *place.options] for path, place in places.items()}
-    values = {f"{path} {option}": found for path, place in places.items() for option, found in place.values.items()}
-    after, behind = ("\n".join(f"    {quote(path)}) reply={quote(' '.join(found))} ;;" for path, found in table.items())
-                     for table in (words, values))  # fmt: skip
+    completions = {path: [*place.below, *place.options] for path, place in places.items()}
+    values = {f"{path} {option}": choices for path, place in places.items() for option, choices in place.values.items()}
+    after, behind = ("\n".join(f"    {quote(path)}) reply={quote(' '.join(choices))} ;;" for path, choices in table.items())
+                     for table in (completions, values))  # fmt: skip
     return known, after, behind
 
 

@@ -99,8 +99,8 @@ class Conversation:
         self.run_id: str | None = None
         self._agent: LocalAgent | ServerAgent = self.local
         # Clear only while a run has been asked for and has no id yet.
-        self._begun = asyncio.Event()
-        self._begun.set()
+        self._started = asyncio.Event()
+        self._started.set()
         self.result: Result | None = None
         # Is told of each event, for who does not look at the screen.
         self.watch: Show = lambda _: None
@@ -176,14 +176,14 @@ class Conversation:
 
     async def ask(self, content: Content, show: Show, *, log: bool = False, **more: Any) -> Result:
         """A turn; its events are shown, or with `log` those of its log itself, and its result is given back."""
-        self._begun, self.refused = asyncio.Event(), False
+        self._started, self.refused = asyncio.Event(), False
         show_busy = partial(note, _BUSY["message"]) if log else partial(show, _BUSY)
         late = asyncio.ensure_future(self._show_when_busy(show_busy))
         event: JsonObject = {}
         try:
             spec, agent = await self._assigned(self.spec(content, **more))
             self._agent, self.run_id = agent, await agent.start(spec)
-            self._begun.set()
+            self._started.set()
             async for event in self.local.log(self.run_id) if log and not self.remote else agent.events(self.run_id):
                 if log or event["event"] != "run.queued":
                     late.cancel()
@@ -203,7 +203,7 @@ class Conversation:
         finally:
             late.cancel()
             self.run_id = None
-            self._begun.set()
+            self._started.set()
         if self.remote:
             self.result["pending_steer"] = event.get("pending_steer")
         self.history = self.result["messages"]
@@ -214,8 +214,8 @@ class Conversation:
         await asyncio.sleep(BUSY_SHOWN_AFTER_S)
         with suppress(HermesError):
             others = [] if self.remote or not self.saved else await self.app.store.runs.unfinished(self.session_id)
-            begun = [one.spec.run_id for one in others if one.state.started_at is not None]
-            if self.remote or any(run_id != self.run_id for run_id in begun):
+            started_ids = [one.spec.run_id for one in others if one.state.started_at is not None]
+            if self.remote or any(run_id != self.run_id for run_id in started_ids):
                 show()
 
     async def _assigned(self, spec: RunSpec) -> tuple[RunSpec, LocalAgent | ServerAgent]:
@@ -240,7 +240,7 @@ class Conversation:
 
     async def control(self, kind: Any, **data: str) -> bool:
         """Tell the turn under way something. False: there is none, or it does not concern it any more."""
-        await self._begun.wait()
+        await self._started.wait()
         return self.run_id is not None and await self._agent.control(self.run_id, kind, **data)
 
     # --- what turns are offered ---------------------------------------------------------------------------------------

@@ -26,13 +26,13 @@ _MODEL_S_MAX, _SERVERS_S_MAX = 7.0, 6.0
 )
 def _doctor(args: Args, home: Home) -> int:
     silence_logs(args)
-    began, hidden, checks, lines = time.monotonic(), mask(home), list[JsonObject](), list[str]()
+    started_at, hidden, checks, lines = time.monotonic(), mask(home), list[JsonObject](), list[str]()
     for name, finding in _findings(args, home).items():
         message, remedy = hidden(finding.message), hidden(finding.remedy)
         checks.append({"name": name, "state": finding.state, "message": message, "remedy": remedy or None})
         lines.append(f"{finding.state:<5}{name}: {hidden(str(finding))}")
     failed = any(check["state"] == "fail" for check in checks)
-    tell(args, {"ok": not failed, "seconds": round(time.monotonic() - began, 2), "checks": checks}, *lines)
+    tell(args, {"ok": not failed, "seconds": round(time.monotonic() - started_at, 2), "checks": checks}, *lines)
     return 1 if failed else 0
 
 

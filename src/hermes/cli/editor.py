@@ -24,8 +24,8 @@ def edit(file: Path, begin: bytes, check: Callable[[Path], None]) -> bool:
     try:
         written = _written(command, draft, check)
         if _read(file) != before:
-            kept = _set_aside(draft)
-            message = f"It was changed by somebody else meanwhile. What you wrote is in {kept}."
+            saved = _set_aside(draft)
+            message = f"It was changed by somebody else meanwhile. What you wrote is in {saved}."
             raise Busy(message, where=str(file))
         if changed := written != (begin if before is None else before):
             write_private(file, written)
@@ -55,10 +55,10 @@ def _written(command: list[str], draft: Path, check: Callable[[Path], None]) -> 
 
 def _editor() -> list[str]:
     chosen = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
-    found = chosen or next(([name] for name in ("nano", "vi") if shutil.which(name)), [])
-    if not found:
+    command = chosen or next(([name] for name in ("nano", "vi") if shutil.which(name)), [])
+    if not command:
         raise UsageError("There is no editor.", hint="export EDITOR=nano")
-    return found
+    return command
 
 
 def _read(file: Path) -> bytes | None:

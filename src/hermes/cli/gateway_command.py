@@ -259,10 +259,10 @@ def _stop_and_run(home: Home) -> NoReturn:
         _end(home, _patience(home))
     else:
         note("No server was running in this home.")
-    words = [str(word) for word in state.get("argv") or ()][1:]
-    if "gateway" not in words or "run" not in words:
-        words = ["gateway", "run"]
-    command = [sys.executable, "-P", "-m", "hermes", *words, "-p", home.profile]
+    argv = [str(word) for word in state.get("argv") or ()][1:]
+    if "gateway" not in argv or "run" not in argv:
+        argv = ["gateway", "run"]
+    command = [sys.executable, "-P", "-m", "hermes", *argv, "-p", home.profile]
     os.environ["HERMES_HOME"] = str(home.root)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -283,8 +283,8 @@ def _key(home: Home) -> str:
 def _show_key(args: argparse.Namespace, home: Home) -> int:
     settings = config.load(home)
     key = settings.api_server.key
-    made = args.new or not key
-    if made:
+    is_new = args.new or not key
+    if is_new:
         import secrets
 
         key = secrets.token_urlsafe(_KEY_BYTES)
@@ -295,5 +295,5 @@ def _show_key(args: argparse.Namespace, home: Home) -> int:
             note(f"The key in the variable {origin.where} still comes first.")
         if is_served(home):
             note("The running server does not know it yet. Try: hermes gateway restart")
-    tell(args, {"key": key, "new": made}, key)
+    tell(args, {"key": key, "new": is_new}, key)
     return 0

@@ -21,12 +21,12 @@ _BAR_CHARS = 30
 
 def progress_bar() -> Callable[[int, int], None]:
     """One line that grows on a terminal; elsewhere its beginning and its end."""
-    began = time.monotonic()
+    started_at = time.monotonic()
 
     def show(done: int, of: int) -> None:
         filled = _BAR_CHARS * done // of
         line = f"Model  [{'#' * filled}{'.' * (_BAR_CHARS - filled)}] {done * BYTES / of / 1e9:.2f} of {BYTES / 1e9:.2f} GB"
-        line += f" in {time.monotonic() - began:.0f} s" if done == of else ""
+        line += f" in {time.monotonic() - started_at:.0f} s" if done == of else ""
         if sys.stderr.isatty():
             draw(f"\r{line}" + "\n" * (done == of))
         elif done in (0, of):

@@ -44,7 +44,7 @@ class Lines:
     def ended(self, result: Result) -> None:
         pass
 
-    gone = begin
+    reset = begin
 
     def note(self, text: str, style: str = "") -> None:
         """A word beside the conversation."""
@@ -60,7 +60,7 @@ class Lines:
     def expand(self) -> None:
         self.plain(self.last_output)
 
-    def said(self, text: str) -> None:
+    def user_text(self, text: str) -> None:
         pass
 
     def markdown(self, text: str, block: str = "") -> None:

@@ -101,9 +101,9 @@ def _growing(file: Path, at: int, identity: int) -> Iterator[str]:
     """What is written from there on, also after the file was turned over."""
     while True:
         with suppress(OSError):
-            found = os.stat(file)
-            if found.st_ino != identity or found.st_size < at:
-                at, identity = 0, found.st_ino
+            info = os.stat(file)
+            if info.st_ino != identity or info.st_size < at:
+                at, identity = 0, info.st_ino
         lines, (at, _) = _read(file, at)
         yield from lines or ("",)
         if not lines:

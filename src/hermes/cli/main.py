@@ -197,10 +197,10 @@ def _spelled_out(argv: list[str]) -> list[str]:
     options = _Parser(prog="hermes", add_help=False, allow_abbrev=False)
     _add(options, (*_ONESHOT, *_TALK))
     unknown = options.parse_known_args(argv)[1]
-    words = [word for word in unknown if not word.startswith("-")]
-    first = words[0] if words else ""
+    positionals = [word for word in unknown if not word.startswith("-")]
+    first = positionals[0] if positionals else ""
     if first == "help":
-        return [*words[1:], "--help"]
+        return [*positionals[1:], "--help"]
     if not first or first in COMMANDS:
         return argv
     if not (" " in first.strip() or first.endswith("?")):  # more likely a command that was mistyped
@@ -211,7 +211,7 @@ def _spelled_out(argv: list[str]) -> list[str]:
         if unknown[0] != first:
             raise UsageError(f"There is no option '{unknown[0]}'.", hint="hermes --help")
         message = f"There is no command '{first}'.{near(first, COMMANDS)}"
-        raise UsageError(message, hint=f'hermes --help, or to ask a question: hermes -z "{" ".join(words)}"')
+        raise UsageError(message, hint=f'hermes --help, or to ask a question: hermes -z "{" ".join(positionals)}"')
     at = argv.index(first)
     return [*argv[:at], "chat", "--query", *argv[at:]]
 

@@ -62,11 +62,11 @@ def _probe(args: Args, home: Home, name: str, flags: JsonMapping) -> JsonObject:
 async def _connected(home: Home, settings: config.Settings, name: str) -> JsonObject:
     from hermes.app import App
 
-    app, began = App(home, settings), time.monotonic()
+    app, started_at = App(home, settings), time.monotonic()
     try:
         state = await app.services.mcp.test(name, settings) or {}
         tools = app.services.mcp.tools_of(name)
-        seconds = round(time.monotonic() - began, 3)
+        seconds = round(time.monotonic() - started_at, 3)
         shown = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools]
         return {**state, "seconds": seconds, "tools": shown}
     finally:

@@ -165,10 +165,10 @@ async def _tried(home: Home, settings: Settings, choice: RouteChoice, seconds: f
     from hermes.app import App
     from hermes.services.model_setup import try_model
 
-    app, began = App(home, settings), time.monotonic()
+    app, started_at = App(home, settings), time.monotonic()
     try:
         trial = await try_model(app.engine, app.settings, app.home, choice, seconds)
-        return {**trial, "seconds": round(time.monotonic() - began, 2)}
+        return {**trial, "seconds": round(time.monotonic() - started_at, 2)}
     finally:
         await app.close()
 

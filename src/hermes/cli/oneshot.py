@@ -98,7 +98,7 @@ async def _view(args: argparse.Namespace, talk: Conversation) -> AsyncIterator[S
     screen.begin()
     async with lines.drawing():
         yield show
-        screen.gone()
+        screen.reset()
 
 
 def _print_event(event: JsonObject) -> None:
@@ -120,13 +120,13 @@ def tell_notice(event: JsonObject) -> None:
 def stopping(talk: Conversation) -> Iterator[None]:
     """While a turn runs, Ctrl-C stops the turn, not the program; what there is of the answer is kept. A second one ends
     the program."""
-    loop, asked = asyncio.get_running_loop(), set[Any]()
+    loop, tasks = asyncio.get_running_loop(), set[Any]()
     numbers = ending_signals()
 
     def stop() -> None:
         for number in numbers:
             loop.remove_signal_handler(number)
-        asked.add(loop.create_task(talk.control("interrupt")))
+        tasks.add(loop.create_task(talk.control("interrupt")))
 
     for number in numbers:
         loop.add_signal_handler(number, stop)
@@ -148,11 +148,11 @@ class Usage:
     def write(self, code: int, error: str | None = None) -> None:
         if self._path is None:
             return
-        found: JsonMapping = self.result or {}
-        report = {name: found.get(name) for name in ("run_id", "session_id", "model", "provider")}
-        report |= {"steps": self.steps, **{name: found.get(name, 0) for name in _COUNTS}}
-        report |= {**(found.get("usage_details") or {}), "duration_s": round(time.monotonic() - self._began, 3)}
-        report |= {"exit": code, "error": error or found.get("error")}
+        result: JsonMapping = self.result or {}
+        report = {name: result.get(name) for name in ("run_id", "session_id", "model", "provider")}
+        report |= {"steps": self.steps, **{name: result.get(name, 0) for name in _COUNTS}}
+        report |= {**(result.get("usage_details") or {}), "duration_s": round(time.monotonic() - self._began, 3)}
+        report |= {"exit": code, "error": error or result.get("error")}
         try:
             Path(self._path).write_text(json.dumps(report) + "\n")
         except OSError as fault:

@@ -15,8 +15,8 @@ _ROWS = 10
 def matching(names: Iterable[str], text: str) -> list[str]:
     """The names that hold every word of the text; those that begin with it come first."""
     wanted = text.casefold().split()
-    found = [name for name in names if all(word in name.casefold() for word in wanted)]
-    return sorted(found, key=lambda name: not name.casefold().startswith(text.strip().casefold()))
+    matches = [name for name in names if all(word in name.casefold() for word in wanted)]
+    return sorted(matches, key=lambda name: not name.casefold().startswith(text.strip().casefold()))
 
 
 def not_listed(name: str, names: Collection[str]) -> str:

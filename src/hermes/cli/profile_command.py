@@ -36,10 +36,14 @@ def _create(args: Args, current: Home) -> int:
     if args.with_secrets and not args.clone:
         hint = f"hermes profile create {args.name} --clone --with-secrets"
         raise UsageError("--with-secrets copies from a profile.", hint=hint)
-    made = profiles.create_profile(current, args.name, clone=args.clone, with_secrets=args.with_secrets)
-    document = {"name": made.profile, "path": str(made.path), "cloned_from": current.profile if args.clone else None}
-    tell(args, document, f"The profile '{made.profile}' is in {made.path}.")
-    note(f"Try: hermes -p {made.profile} setup")
+    profile = profiles.create_profile(current, args.name, clone=args.clone, with_secrets=args.with_secrets)
+    document = {
+        "name": profile.profile,
+        "path": str(profile.path),
+        "cloned_from": current.profile if args.clone else None,
+    }
+    tell(args, document, f"The profile '{profile.profile}' is in {profile.path}.")
+    note(f"Try: hermes -p {profile.profile} setup")
     return 0
 
 
@@ -82,8 +86,8 @@ def _model(profile: Home) -> str | None:
 
 
 def _as_text(value: object) -> str:
-    words = {True: "yes", False: "no", None: "none"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
+    labels = {True: "yes", False: "no", None: "none"}
+    return labels[value] if value is None or isinstance(value, bool) else str(value)
 
 
 @command(

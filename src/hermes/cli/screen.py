@@ -134,7 +134,7 @@ class Screen:
     def plain(self, text: str) -> None:
         self.put(f"plain {id(text)}", Text(printable(text.rstrip("\n"))))
 
-    def said(self, text: str) -> None:
+    def user_text(self, text: str) -> None:
         first, *rest = printable(text).split("\n")
         lines = [Text.assemble(("› ", "bold cyan"), (first, "bold")), *(Text(f"  {line}", "bold") for line in rest)]
         self.put(f"said {time.monotonic()}", *lines)
@@ -157,9 +157,9 @@ class Screen:
         kind = event["event"]
         if (draw := self._EVENTS.get(kind)) is not None:
             draw(self, event)
-        elif (words := NOTES.get(kind)) is not None:
+        elif (format_note := NOTES.get(kind)) is not None:
             warns = kind == "model.fallback" or event.get("level") == "warn"
-            self.note(words(event), "yellow" if warns else "dim")
+            self.note(format_note(event), "yellow" if warns else "dim")
         elif kind == "run.started":
             self.model = event["model"]
         elif kind == "usage.updated":
@@ -167,7 +167,7 @@ class Screen:
 
     def ended(self, result: Result) -> None:
         seconds = time.monotonic() - (self.busy_since or time.monotonic())
-        self.gone()
+        self.reset()
         self.tokens, self._used = self.tokens + result["total_tokens"], 0
         self.took = f"{seconds:.1f} s"
         if not self._quiet and result["total_tokens"]:
@@ -176,7 +176,7 @@ class Screen:
             counts += [f"${cost:.4f}".rstrip("0").rstrip(".")] if cost else []
             self.note(" · ".join([*counts, self.took]))
 
-    def gone(self) -> None:
+    def reset(self) -> None:
         self._settle()
         self.busy_since = None
         self._tools.clear()
@@ -354,8 +354,8 @@ class Screen:
         if self._thought and self.reasoning:
             parts.append(Text(printable(self._thought), "dim italic"))
         parts += self._markdown.unfinished(printable(self._line[-max(1, height) * max(20, self._width()) :]))
-        asked = {question.event["tool_call_id"] for question in self.questions}
-        for tool in (tool for call_id, tool in self._tools.items() if call_id not in asked):
+        call_ids = {question.event["tool_call_id"] for question in self.questions}
+        for tool in (tool for call_id, tool in self._tools.items() if call_id not in call_ids):
             parts.append(self._tool_line(spin, "cyan", tool, f"{now - tool.began:.1f} s"))
             shown = [
                 Text(f"    {line}", "dim")

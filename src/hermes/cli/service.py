@@ -85,7 +85,7 @@ class SystemdUnit(Service):
 
     def text(self, stop_s: float) -> str:
         # Variables are expanded in commands alone.
-        words = " ".join(_systemd_word(word).replace("$", "$$") for word in self.argv)
+        command = " ".join(_systemd_word(word).replace("$", "$$") for word in self.argv)
         return f"""# Written by `hermes gateway install`; `hermes gateway uninstall` removes it.
 [Unit]
 Description=Hermes ({self.home.profile})
@@ -95,7 +95,7 @@ After=network-online.target
 Type=notify
 Environment={_systemd_word(f"HERMES_HOME={self.home.root}")}
 Environment={_systemd_word(f"PATH={os.environ.get('PATH', os.defpath)}")}
-ExecStart={words}
+ExecStart={command}
 WatchdogSec={_WATCHDOG_S}
 TimeoutStopSec={stop_s:g}
 Restart=on-failure

@@ -137,7 +137,7 @@ def import_(args: argparse.Namespace, home: Home) -> int:
 
     report: JsonObject = {"imported": 0, "skipped": 0, "detached": 0, "refused": 0, "errors": []}
     with _input(args.file) as file:
-        head, file = _begun(file)
+        head, file = _read_head(file)
         if head.startswith(_DATABASE):
             raise UsageError("This is a database, not an export.", where=args.file, hint=_OF_DATABASE)
         foreign = is_foreign(head)
@@ -178,7 +178,7 @@ def _take_in(db: SessionDB, batch: Batch, report: JsonObject, *, each_alone: boo
         report[name] += done[name]
 
 
-def _begun(file: BinaryIO) -> tuple[bytes, BinaryIO]:
+def _read_head(file: BinaryIO) -> tuple[bytes, BinaryIO]:
     """How a file begins, and the file from its beginning, which can be read at any place of it."""
     from hermes.services.foreign_exports import is_foreign
 

@@ -23,7 +23,7 @@ async def run(chat: Chat, text: str) -> None:
     name, _, rest = text[1:].partition(" ")
     skills = _skills(chat)
     if name not in skills:
-        chat.screen.said(text)
+        chat.screen.user_text(text)
     if (command := COMMANDS.get(name)) is not None:
         for need in command.needs:
             require(chat, need)

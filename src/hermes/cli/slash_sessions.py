@@ -88,7 +88,7 @@ async def history(chat: Chat, rest: str) -> None:
     for message in messages[users[-min(count, len(users))] :] if users and count else []:
         text = text_of(message["content"])
         if message["role"] == "user":
-            chat.screen.said(text)
+            chat.screen.user_text(text)
         elif message["role"] == "assistant" and text.strip():
             chat.screen.markdown(text)
         elif message["role"] == "tool":

@@ -41,14 +41,14 @@ def slash(name: str, arguments: str, about: str, *needs: Need) -> Callable[[Work
     return declare
 
 
-async def run_command(chat: Chat, *words: str) -> None:
+async def run_command(chat: Chat, *args: str) -> None:
     """What a command of `hermes` prints."""
     from hermes.cli.main import main
 
     require(chat, "shared")
     async with printed(chat):
         with suppress(SystemExit):
-            await chat.talk.blocking(partial(main, ["-p", chat.talk.home.profile, *words]))
+            await chat.talk.blocking(partial(main, ["-p", chat.talk.home.profile, *args]))
 
 
 @asynccontextmanager

@@ -37,8 +37,8 @@ class PlainStream:
 def plain_streams() -> Iterator[None]:
     """Whatever is printed meanwhile, by whomever, is plain."""
     before = sys.stdout, sys.stderr
-    made = [PlainStream(stream) if stream is not None else None for stream in before]
-    sys.stdout, sys.stderr = made
+    plain_streams = [PlainStream(stream) if stream is not None else None for stream in before]
+    sys.stdout, sys.stderr = plain_streams
     try:
         yield
     finally:

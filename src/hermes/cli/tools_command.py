@@ -139,10 +139,10 @@ def _lines(tool: JsonObject) -> list[str]:
 )
 def _check(args: Args, home: Home) -> int:
     line = args.command_line[0] if len(args.command_line) == 1 else shlex.join(args.command_line)
-    found = verdict(settings_of(args, home), line, Path.cwd())
-    hits = [f"  {hit['rule']} ({hit['detail']}){'' if hit['counts'] else ', harmless here'}" for hit in found["rules"]]
-    print_redacted(args, home, found, [f"{found['verdict']}: {found['reason']}", *hits])
-    return 0 if found["verdict"] == "free" else EXIT_FLAGGED
+    report = verdict(settings_of(args, home), line, Path.cwd())
+    hits = [f"  {hit['rule']} ({hit['detail']}){'' if hit['counts'] else ', harmless here'}" for hit in report["rules"]]
+    print_redacted(args, home, report, [f"{report['verdict']}: {report['reason']}", *hits])
+    return 0 if report["verdict"] == "free" else EXIT_FLAGGED
 
 
 def verdict(settings: Settings, line: str, cwd: Path) -> JsonObject:
@@ -158,20 +158,24 @@ def verdict(settings: Settings, line: str, cwd: Path) -> JsonObject:
     facts = Facts((workspace, *settings.terminal.sandbox_rw), env["HOME"], str(home.path), env)
     hits, forms = check(line, workspace, facts, os.path.exists), simple_forms(line, workspace, facts)
     online = settings.terminal.network or sandbox.name in PROXIED  # at a terminal somebody can be asked for a host
-    kept = approvals.rules_to_approve(line, hits, forms, isolated=sandbox.isolated, network=online)
+    approval_rules = approvals.rules_to_approve(line, hits, forms, isolated=sandbox.isolated, network=online)
     hard = approvals.forbidden_rules(settings.approvals.deny, (line, *forms), hits)
-    allowed = all(approvals.is_allowed(approvals.pieces_of(hit, forms), settings.command_allowlist) for hit in kept)
+    allowed = all(
+        approvals.is_allowed(approvals.pieces_of(hit, forms), settings.command_allowlist) for hit in approval_rules
+    )
     answers: list[tuple[Any, str, str]] = [
         (hard, "blocked", approvals.explain(hard)),
         (sandbox.reason, "blocked", f"No command can be run: {sandbox.failure}"),
-        (not hits and not kept, "free", "No rule is met."),
-        (not kept, "free", f"It can do no harm outside its sandbox ({sandbox.name})."),
+        (not hits and not approval_rules, "free", "No rule is met."),
+        (not approval_rules, "free", f"It can do no harm outside its sandbox ({sandbox.name})."),
         (settings.approvals.mode == "off", "free", "Approvals are off."),
         (allowed, "free", "command_allowlist allows it."),
-        (True, "asked", approvals.explain(dict.fromkeys(hit.rule for hit in kept))),
+        (True, "asked", approvals.explain(dict.fromkeys(hit.rule for hit in approval_rules))),
     ]
-    found, reason = next((word, why) for holds, word, why in answers if holds)
-    every = dict.fromkeys([*hits, *kept])
-    rules = [{"rule": hit.rule, "class": hit.klass, "detail": hit.detail, "counts": hit in kept} for hit in every]
-    outcome = {"command": line, "cwd": workspace, "sandbox": sandbox.name, "verdict": found, "reason": reason}
+    status, reason = next((word, why) for holds, word, why in answers if holds)
+    every = dict.fromkeys([*hits, *approval_rules])
+    rules = [
+        {"rule": hit.rule, "class": hit.klass, "detail": hit.detail, "counts": hit in approval_rules} for hit in every
+    ]
+    outcome = {"command": line, "cwd": workspace, "sandbox": sandbox.name, "verdict": status, "reason": reason}
     return {**outcome, "rules": rules}

@@ -202,7 +202,7 @@ class Supervisor:
 
     async def _keep(self, replica: _Replica) -> None:
         """Start a replica again whenever it has ended, later each time, until the cluster stops."""
-        wait_s, began = WORKER_RESTART_S, time.monotonic()
+        wait_s, started_at = WORKER_RESTART_S, time.monotonic()
         number = replica.state.number
         while True:
             assert replica.process is not None
@@ -214,12 +214,12 @@ class Supervisor:
             await self._record()
             if states.stay_dead_file(self.home, number).exists():
                 return
-            if time.monotonic() - began > WORKER_STEADY_S:
+            if time.monotonic() - started_at > WORKER_STEADY_S:
                 wait_s = WORKER_RESTART_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
                 return
-            wait_s, began = min(WORKER_RESTART_S_MAX, 2 * wait_s), time.monotonic()
+            wait_s, started_at = min(WORKER_RESTART_S_MAX, 2 * wait_s), time.monotonic()
             replica.state.restarts += 1
             try:
                 await self._start_replica(replica)

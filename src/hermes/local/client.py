@@ -225,7 +225,7 @@ class _RewrittenAnswer(Answer):
         self.is_stream, self.is_json = True, False
         self._tell = tell
         self._frames = SseDecoder()
-        self._reading = Reading(f"call_{secrets.token_hex(8)}", begun=chooses == "rest") if chooses else None
+        self._reading = Reading(f"call_{secrets.token_hex(8)}", continues=chooses == "rest") if chooses else None
         self._repetition = Repetition()
         self._ended = False
 

@@ -44,14 +44,14 @@ class Repetition:
 class Reading:
     """Turns pieces of the object into deltas of a chat completion. An answer is passed on while it is written.
 
-    `begun`: the beginning of an answer was given, and what comes is the rest of it.
+    `continues`: the beginning of an answer was given, and what comes is the rest of it.
     """
 
-    def __init__(self, call_id: str, *, begun: bool = False) -> None:
+    def __init__(self, call_id: str, *, continues: bool = False) -> None:
         self._call_id = call_id
         self._buffer = ""
         self._half = ""
-        self._mode = "answer" if begun else ""
+        self._mode = "answer" if continues else ""
         self.called = False
 
     def feed(self, text: str) -> Iterator[dict[str, Any]]:

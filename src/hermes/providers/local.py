@@ -147,7 +147,7 @@ def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> st
     some tools starts with a call of one of them, and does not end before what it asks for was tried."""
     if prompt.prefill:
         return local_grammar.REST_OF_ANSWER
-    asked, done = _asked(prompt.messages)
+    question, done = _question_and_calls(prompt.messages)
     choice = prompt.tool_choice
     chosen = base.chosen_tool(choice) if isinstance(choice, Mapping) else ""
     # A call that is made once more gives nothing new: its tool is of no more use. Nor is a search that found something.
@@ -156,67 +156,67 @@ def _grammar(prompt: base.Prompt, tools: Tools, answer: JsonObject | None) -> st
         for at, call in enumerate(done)
         if choice is None and (call in done[:at] or (call.tool in _SEARCHES and call.spoke and call.worked))
     }
-    names = [name for name in tools if chosen in ("", name) and _fits(name, asked) and name not in repeated]
+    names = [name for name in tools if chosen in ("", name) and _fits(name, question) and name not in repeated]
     needed: JsonObject = {}
     if choice is None and prompt.tools:
-        needed = _needed(asked) if not done else {"tools": _next_tools(asked, done)}
-    if _is_talk(prompt) or (choice is None and _shown(asked, done)):
+        needed = _needed(question) if not done else {"tools": _next_tools(question, done)}
+    if _is_talk(prompt) or (choice is None and _shown(question, done)):
         names = []
     elif not done and forms()["left"]:
-        names = [name for name in names if name not in misleading(asked)]
+        names = [name for name in names if name not in misleading(question)]
     wanted = [name for name in needed.get("tools", ()) if name in names]
     must_call = bool(wanted) or choice == "required" or chosen in tools
-    formats = {name: _format(form, asked) for name, form in needed.get("formats", {}).items()}
+    formats = {name: _format(form, question) for name, form in needed.get("formats", {}).items()}
     calls = [(name, _narrowed(tools[name][1], formats)) for name in wanted or names]
-    text = {**_TEXT, "format": needed.get("answer", ""), "begins": _beginning(prompt, asked, done)}
+    text = {**_TEXT, "format": needed.get("answer", ""), "begins": _beginning(prompt, question, done)}
     return local_grammar.call_or_answer(calls, None if must_call and calls else answer or text)
 
 
 def _is_talk(prompt: base.Prompt) -> bool:
     """Whether the request is small talk, or for a text: no tool is useful."""
-    asked, done = _asked(prompt.messages)
-    return prompt.tool_choice is None and not done and _needed(asked).get("tools") == []
+    question, done = _question_and_calls(prompt.messages)
+    return prompt.tool_choice is None and not done and _needed(question).get("tools") == []
 
 
-def _fits(name: str, asked: str) -> bool:
+def _fits(name: str, question: str) -> bool:
     """Whether the user's text calls for a tool that would otherwise mislead the model."""
-    return re.search(forms()["tools"].get(name, {}).get("when", ""), asked, re.I) is not None
+    return re.search(forms()["tools"].get(name, {}).get("when", ""), question, re.I) is not None
 
 
-def _next_tools(asked: str, done: list[Call]) -> list[str]:
+def _next_tools(question: str, done: list[Call]) -> list[str]:
     """The tools of which one must be called next, since something that was asked for is not done."""
-    rest = _rest(asked, done) if len(done) < _CALLS_MAX else []
+    rest = _rest(question, done) if len(done) < _CALLS_MAX else []
     # What failed, or found nothing, may be so since a file is not as it was thought to be.
     blind = not done[-1].worked or (done[-1].tool == "search_files" and not done[-1].spoke)
     return [*rest[0].tools, *(("read_file",) if blind else ())] if rest else []
 
 
-def _rest(asked: str, done: list[Call]) -> list[Step]:
-    return remaining(asked, done) if forms()["left"] and done else []
+def _rest(question: str, done: list[Call]) -> list[Step]:
+    return remaining(question, done) if forms()["left"] and done else []
 
 
-def _shown(asked: str, done: list[Call]) -> str:
-    return last_look(asked, done) if forms()["left"] and done else ""
+def _shown(question: str, done: list[Call]) -> str:
+    return last_look(question, done) if forms()["left"] and done else ""
 
 
-def _beginning(prompt: base.Prompt, asked: str, done: list[Call]) -> str:
+def _beginning(prompt: base.Prompt, question: str, done: list[Call]) -> str:
     """What the answer begins with: what was to be shown, which small models say that they have seen, or that nothing was
     found, of which they make something that did not happen."""
     if not forms()["left"] or not done:
         return ""
     if done[-1].tool in _SEARCHES and not any(call.spoke for call in done):
-        return _form("found_nothing", asked)
-    if not is_shown(asked, done):
+        return _form("found_nothing", question)
+    if not is_shown(question, done):
         return ""
     text = content_of(done[-1].tool, base.text_of(prompt.messages[-1].get("content"))).strip("\n")
     return text if len(text) <= _SHOWN_CHARS_MAX else ""
 
 
-def _format(form: str | list[str], asked: str) -> JsonObject:
+def _format(form: str | list[str], question: str) -> JsonObject:
     """What an argument may be: one of some values, the span of time that the request names, or a text of some form."""
     if isinstance(form, list):
         return {"enum": form}
-    return {"const": said} if form == "span" and (said := span(asked)) else {**_TEXT, "format": form}
+    return {"const": duration} if form == "span" and (duration := span(question)) else {**_TEXT, "format": form}
 
 
 def _narrowed(schema: JsonObject, formats: JsonMapping) -> JsonObject:
@@ -228,7 +228,7 @@ def _narrowed(schema: JsonObject, formats: JsonMapping) -> JsonObject:
     return {"anyOf": narrowed} if narrowed else schema
 
 
-def _asked(messages: Iterable[Message]) -> tuple[str, list[Call]]:
+def _question_and_calls(messages: Iterable[Message]) -> tuple[str, list[Call]]:
     """The user's latest text, and the calls since."""
     text = ""
     calls: list[JsonObject] = []
@@ -282,27 +282,27 @@ def _note(text: str, tools: Tools) -> str:
     return " ".join(filter(None, [needed.get("note", ""), _form("note", text)]))
 
 
-def _form(name: str, asked: str) -> str:
+def _form(name: str, question: str) -> str:
     """One of the forms in the language of the request: the examples are English, and small models stay with that."""
-    return str(_first(forms()["languages"], asked).get(name, forms().get(name, "")))
+    return str(_first(forms()["languages"], question).get(name, forms().get(name, "")))
 
 
-def _reminder(result: str, asked: str, done: list[Call]) -> str:
+def _reminder(result: str, question: str, done: list[Call]) -> str:
     """What the model is told beside a result: what is left to do, or what the answer is to be about."""
-    if len(asked) > _REMINDER_CHARS_MAX:
+    if len(question) > _REMINDER_CHARS_MAX:
         return ""
-    if rest := _rest(asked, done):
+    if rest := _rest(question, done):
         note = "left" if len(done) < _CALLS_MAX else "failed"
         return str(forms()[note]).format(", then ".join(step.text for step in rest))
     if not done or not done[-1].worked:
         note = "useless"
     elif result.endswith(NOTHING):
         note = "nothing"
-    elif is_done(asked, done):
+    elif is_done(question, done):
         note = "done"
     else:
         note = "asked"
-    return _form(note, asked).format(_shown(asked, done) or asked)
+    return _form(note, question).format(_shown(question, done) or question)
 
 
 def _with(text: str, note: str) -> str:
@@ -369,7 +369,7 @@ def _facts(prompt: base.Prompt, tools: Tools) -> str:
 
 def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]]:
     yield "user" if tools else "system", _facts(prompt, tools)
-    last, calls, asked = len(prompt.messages) - 1, dict[object, str](), ""
+    last, calls, question = len(prompt.messages) - 1, dict[object, str](), ""
     for at, message in enumerate(prompt.messages):
         text = base.text_of(message.get("content"), "\n")
         if message["role"] == "assistant":
@@ -380,12 +380,12 @@ def _conversation(prompt: base.Prompt, tools: Tools) -> Iterable[tuple[str, str]
                 calls[call["id"]] = function["name"]
                 yield "assistant", _call(function["name"], base.call_arguments(function["arguments"]))
         elif message["role"] == "tool":
-            result = render_result(calls.get(message.get("tool_call_id"), ""), text, asked)
-            note = _reminder(result, *_asked(prompt.messages)) if tools and at == last else ""
+            result = render_result(calls.get(message.get("tool_call_id"), ""), text, question)
+            note = _reminder(result, *_question_and_calls(prompt.messages)) if tools and at == last else ""
             yield "user", _with(result, note)
         else:
-            asked = _request_text(message)
-            yield "user", _with(text, _note(asked, tools) if tools and at == last else "")
+            question = _request_text(message)
+            yield "user", _with(text, _note(question, tools) if tools and at == last else "")
     if prompt.prefill:
         yield "assistant", _answer(prompt.prefill)[:-2] if tools else prompt.prefill
 

@@ -169,7 +169,7 @@ def misleading(text: str) -> set[str]:
 
 def span(text: str) -> str:
     """How long from now something is to happen, as a schedule says it; empty if the request does not say."""
-    if (found := _SPAN.search(text[:_CHARS_MAX])) is None:
+    if (match := _SPAN.search(text[:_CHARS_MAX])) is None:
         return ""
-    number = (found["number"] or "").lower()
-    return "30m" if found["half"] else f"{_NUMBERS.get(number, number)}{_UNITS[found['unit'].lower()]}"
+    number = (match["number"] or "").lower()
+    return "30m" if match["half"] else f"{_NUMBERS.get(number, number)}{_UNITS[match['unit'].lower()]}"

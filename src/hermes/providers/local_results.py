@@ -72,25 +72,25 @@ _EMPTY = dict.fromkeys(("search_files", "session_search", "web_search", "web_ext
 }
 
 
-def render_result(name: str, text: str, asked: str = "") -> str:
+def render_result(name: str, text: str, question: str = "") -> str:
     """A tool's answer as plain text, content first, without what is useless to a small model."""
-    return f"[result] {content_of(name, text, asked) or _EMPTY.get(name, 'done')}"
+    return f"[result] {content_of(name, text, question) or _EMPTY.get(name, 'done')}"
 
 
 def is_silent(name: str, text: str) -> bool:
     return not content_of(name, text)
 
 
-def content_of(name: str, text: str, asked: str = "") -> str:
+def content_of(name: str, text: str, question: str = "") -> str:
     """What a tool's answer says, in plain words, to somebody who asked this; empty if it says nothing."""
     try:
         answer = json.loads(text)
     except ValueError:
         answer = text
-    return _file(answer, asked) or _render(answer, frozenset(_FIELDS.get(name, ())))
+    return _file(answer, question) or _render(answer, frozenset(_FIELDS.get(name, ())))
 
 
-def _file(answer: object, asked: str) -> str:
+def _file(answer: object, question: str) -> str:
     """A file that was read as a whole, without the numbers of its lines, which small models copy, and take for what is
     counted. A table comes with the number of its rows and, since they compare and add badly, with what is asked of its
     numbers. Empty if it is neither."""
@@ -99,16 +99,16 @@ def _file(answer: object, asked: str) -> str:
             lines = [line.partition("|")[2] for line in content.split("\n")]
             if path.endswith((".csv", ".tsv")):
                 rows = list(csv.reader(lines, delimiter="\t" if path.endswith(".tsv") else ","))
-                lines += [f"{len(rows) - 1} rows of data", *_compared(rows, asked)]
+                lines += [f"{len(rows) - 1} rows of data", *_compared(rows, question)]
             return "\n".join(lines)
     return ""
 
 
-def _compared(rows: list[list[str]], asked: str) -> Iterator[str]:
+def _compared(rows: list[list[str]], question: str) -> Iterator[str]:
     """For each word that asks for the most, the least or the sum: that of each column of numbers, in that word, with the
     first field of the row that has it."""
-    for words, chosen in _COMPARED:
-        if (word := re.search(rf"\b({words})\b", asked, re.I)) is None:
+    for pattern, chosen in _COMPARED:
+        if (word := re.search(rf"\b({pattern})\b", question, re.I)) is None:
             continue
         for at, name in enumerate(rows[0]):
             with suppress(ValueError, IndexError):

@@ -214,7 +214,7 @@ class Admissions:
         after_run: str | None = None,
     ) -> Admission:
         """Admit a run that has its permit; on failure the permit stays the caller's."""
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
             lease = await self._acquire_session(spec, wait_s, bind, defer, after_run)
         except SessionBusy as error:
@@ -230,7 +230,7 @@ class Admissions:
             history = spec.history if stored is None else stored
             spec = spec.replace(session_id=lease.session_id, history=history, verbatim=True)
         self._engine.creating[spec.run_id] = asyncio.get_running_loop().create_future()
-        return Admission(spec, lease, self._engine, waited_s=time.monotonic() - began)
+        return Admission(spec, lease, self._engine, waited_s=time.monotonic() - started_at)
 
     async def _acquire_session(
         self, spec: RunSpec, wait_s: float | None, bind: bool, defer: bool, after_run: str | None

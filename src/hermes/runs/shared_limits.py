@@ -42,8 +42,8 @@ class SharedLimits:
         if loop.time() < self._away_until:
             raise StoreUnreachable("The store did not answer a moment ago.")
         answer: asyncio.Future[Outcome] = loop.create_future()
-        if (asked := self._asking.get(owner)) is not None:
-            asked.append((use, answer))
+        if (pending := self._asking.get(owner)) is not None:
+            pending.append((use, answer))
         else:
             self._asking[owner] = [(use, answer)]
             task = asyncio.create_task(self._ask(owner))
@@ -60,17 +60,17 @@ class SharedLimits:
         return outcome
 
     async def _ask(self, owner: str) -> None:
-        while asked := self._asking[owner]:
+        while pending := self._asking[owner]:
             self._asking[owner] = []
             try:
-                uses = [use for use, _ in asked]
+                uses = [use for use, _ in pending]
                 outcomes = await self._limits.use(owner, self.bounds(owner), uses, LEASE_TTL_S)
             except StoreError as error:
-                for _, answer in asked:
+                for _, answer in pending:
                     if not answer.done():
                         answer.set_exception(error)
             else:
-                for (_, answer), outcome in zip(asked, outcomes, strict=True):
+                for (_, answer), outcome in zip(pending, outcomes, strict=True):
                     if not answer.done():
                         answer.set_result(outcome)
         del self._asking[owner]

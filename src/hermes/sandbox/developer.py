@@ -77,15 +77,15 @@ def hidden_settings(user_home: Path) -> Iterator[str]:
 
 def variables(user_home: Path, shown: Sequence[Path]) -> dict[str, str]:
     home = os.path.realpath(user_home)
-    found = {
+    variables_found = {
         name: f"{home}/{folder}"
         for name, folder in _VARIABLES.items()
         if any(below(str(path), f"{home}/{folder}") for path in shown)
     }
     if any(below(f"{home}/{_GO_PACKAGES}", str(path)) for path in shown):
         # Go takes packages from there as from a server, and keeps its own cache in the sandbox's HOME.
-        found["GOPROXY"] = f"file://{home}/{_GO_PACKAGES},https://proxy.golang.org,direct"
-    return found
+        variables_found["GOPROXY"] = f"file://{home}/{_GO_PACKAGES},https://proxy.golang.org,direct"
+    return variables_found
 
 
 # --- identity --------------------------------------------------------------------------------------------------------

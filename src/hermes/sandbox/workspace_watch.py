@@ -164,12 +164,12 @@ class WorkspaceWatch:
                 os.read(self._wake_read, 4096)
             with self._lock:
                 if self.active and not self._closed:
-                    began = time.monotonic()
+                    started_at = time.monotonic()
                     self._handle_events()
                     self._rename_pending()
                     self._check_made()
                     # Many repositories are looked at less often: never for more than a tenth of the time.
-                    self._recheck_s = max(_RECHECK_S, 10 * (time.monotonic() - began))
+                    self._recheck_s = max(_RECHECK_S, 10 * (time.monotonic() - started_at))
 
     def _attempt(self, look: Callable[[str], None], path: str) -> None:
         """A failure with one file does not stop the others; everything is looked at again at the end."""

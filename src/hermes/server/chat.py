@@ -73,18 +73,18 @@ class ParsedMessages:
 )
 async def chat_completions(context: ServerContext, request: web.Request) -> web.StreamResponse:
     body = await read(context, request, ChatRequest)
-    asked, turn = body.model, await _turn(context, request, body)
-    shows_reasoning = turn.options.reasoning if asked.include_reasoning is None else asked.include_reasoning
+    params, turn = body.model, await _turn(context, request, body)
+    shows_reasoning = turn.options.reasoning if params.include_reasoning is None else params.include_reasoning
     try:
         await turn.admit()
         completion_id, created = f"chatcmpl-{turn.spec.run_id.removeprefix('run_')}", int(request_created_at(request))
-        model = asked.model or context.model_name
-        if asked.stream:
-            usage = asked.stream_options.include_usage if asked.stream_options else None
+        model = params.model or context.model_name
+        if params.stream:
+            usage = params.stream_options.include_usage if params.stream_options else None
             renderer = ChatRenderer(completion_id, model, created, usage=usage, reasoning=shows_reasoning)
             renderer.progress, renderer.strict = turn.options.tool_progress, turn.options.strict
             headers = {**turn.headers(), **body.headers()}
-            del body, asked  # frees memory during a long stream
+            del body, params  # frees memory during a long stream
             return await turn.stream(renderer, headers)
         ended = await turn.finish()
     finally:
@@ -109,30 +109,30 @@ async def chat_completions(context: ServerContext, request: web.Request) -> web.
 
 
 async def _turn(context: ServerContext, request: web.Request, body: Body[ChatRequest]) -> Turn:
-    asked = body.model
-    if asked.n is not None and asked.n != 1:
+    params = body.model
+    if params.n is not None and params.n != 1:
         raise invalid("n", "Only one choice is made: n must be 1.", "unsupported_value")
-    if asked.logprobs or asked.top_logprobs:
-        param = "logprobs" if asked.logprobs else "top_logprobs"
+    if params.logprobs or params.top_logprobs:
+        param = "logprobs" if params.logprobs else "top_logprobs"
         raise invalid(param, "logprobs is not supported.", "unsupported_parameter")
-    if asked.modalities is not None and asked.modalities != ["text"]:
+    if params.modalities is not None and params.modalities != ["text"]:
         raise invalid("modalities", 'The only modality is ["text"].', "unsupported_value")
-    for name in asked.UNSUPPORTED:
-        if getattr(asked, name) is not None:
+    for name in params.UNSUPPORTED:
+        if getattr(params, name) is not None:
             raise invalid(name, f"{name} is not supported.", "unsupported_parameter")
-    split = partial(split_messages, asked.messages, context.options.max_text_chars)
-    parsed: ParsedMessages = await context.app.services.files.call_for(len(asked.messages), split)
-    form = asked.response_format
+    split = partial(split_messages, params.messages, context.options.max_text_chars)
+    parsed: ParsedMessages = await context.app.services.files.call_for(len(params.messages), split)
+    form = params.response_format
     return await build_turn(
         context,
         request,
         body,
         parsed,
-        client_tools(asked.tools, asked.tool_choice),
+        client_tools(params.tools, params.tool_choice),
         response_format=structure(form.type, form.json_schema) if form else None,
-        user=asked.user,
-        stream=asked.stream,
-        store=asked.store,
+        user=params.user,
+        stream=params.stream,
+        store=params.store,
     )
 
 
@@ -251,15 +251,15 @@ def split_conversation(
         if _can_continue(indexes.pop(), conversation[-1], where):
             break
         conversation.pop()
-    before, outputs, asked = newest(conversation)
+    before, outputs, user_messages = newest(conversation)
     if first_user is None and not outputs:
         reason = f"No user message was found in {where}; send one, as {{'role': 'user', 'content': '...'}}."
         raise ApiError(400, reason, "missing_user_message", where)
-    if asked:
-        check_not_empty(asked[-1]["content"], f"{where}[{last_user}].content")
-    prompt = asked[-1] if asked else {"content": ""}
+    if user_messages:
+        check_not_empty(user_messages[-1]["content"], f"{where}[{last_user}].content")
+    prompt = user_messages[-1] if user_messages else {"content": ""}
     first = text_of(first_user["content"]) if first_user is not None else ""
-    continues = not outputs and not asked
+    continues = not outputs and not user_messages
     return ParsedMessages(
         system, before, prompt["content"], tuple(map(result, outputs)), first, prompt.get("name"), continues
     )

@@ -129,10 +129,10 @@ def newest(messages: Sequence[Message]) -> tuple[list[Message], list[Message], l
     for message in new:
         if message["role"] in by_role:
             by_role[message["role"]].append(message)
-    outputs, asked = by_role["tool"], by_role["user"]
-    if len(asked) > 1:  # only the last is the prompt
-        before, outputs, asked = [*before, *outputs, *asked[:-1]], [], asked[-1:]
-    return before, outputs, asked
+    outputs, user_messages = by_role["tool"], by_role["user"]
+    if len(user_messages) > 1:  # only the last is the prompt
+        before, outputs, user_messages = [*before, *outputs, *user_messages[:-1]], [], user_messages[-1:]
+    return before, outputs, user_messages
 
 
 def result(output: Message) -> Message:

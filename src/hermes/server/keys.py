@@ -258,7 +258,7 @@ class Keyring:
     def exceeded(self, owner: str, *, begins_turn: bool, counted: bool) -> RateExceeded | None:
         """What `charge` would refuse; it takes nothing."""
         wanted_rates = (("requests", 1.0, not counted), ("tokens", 0.0, begins_turn))
-        for name, wanted in ((name, wanted) for name, wanted, asked in wanted_rates if asked):
+        for name, wanted in ((name, wanted) for name, wanted, is_asked in wanted_rates if is_asked):
             bucket = self.bucket(owner, name)
             if bucket is not None and bucket.left < max(wanted, 1e-9):
                 message = f"This key may use {bucket.limit} {name} per minute, and has."

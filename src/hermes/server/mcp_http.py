@@ -63,10 +63,10 @@ async def respond(context: ServerContext, request: web.Request) -> web.StreamRes
         return answer(_failure(None, code, error.message, to_builtins(error.envelope())), error.status, error.headers)
     if "method" in message and "id" in message:
         try:
-            asked = JSONRPCRequest.model_validate(message)
+            rpc_request = JSONRPCRequest.model_validate(message)
         except ValidationError:
             return _refused(None, INVALID_REQUEST, "This is no request of JSON-RPC 2.0.")
-        return await _Exchange(context, request, asked, message).respond()
+        return await _Exchange(context, request, rpc_request, message).respond()
     try:
         if "method" in message:
             await _notified(context, request, JSONRPCNotification.model_validate(message))
@@ -110,12 +110,12 @@ class _Exchange:
     can_send_request = False
     message_metadata = None
 
-    def __init__(self, context: ServerContext, request: web.Request, asked: Any, message: JsonMapping) -> None:
-        self._context, self._request, self._asked, self._message = context, request, asked, message
+    def __init__(self, context: ServerContext, request: web.Request, rpc_request: Any, message: JsonMapping) -> None:
+        self._context, self._request, self._rpc_request, self._message = context, request, rpc_request, message
         self.transport = TransportContext(kind="streamable-http", can_send_request=False, headers=request.headers)
-        self.request_id = asked.id
+        self.request_id = rpc_request.id
         self.cancel_requested = anyio.Event()
-        self._progress_token = progress_token_from_params(asked.params)
+        self._progress_token = progress_token_from_params(rpc_request.params)
         accepted = request.headers.get("Accept", "*/*").lower()
         self._takes_stream = any(kind in accepted for kind in ("text/event-stream", "text/*", "*/*"))
         self._stream: EventStream | None = None
@@ -128,7 +128,7 @@ class _Exchange:
         if isinstance(connection, InboundLadderRejection):
             return _refused(self.request_id, connection.code, connection.message, connection.data)
         run_id = None
-        if not self._is_modern and self._asked.method == "tools/call":
+        if not self._is_modern and self._rpc_request.method == "tools/call":
             run_id = _run_id(self._request, self.request_id)
         calls = self._context.mcp_calls
         # Another request of this id may come while it is looked for.
@@ -167,7 +167,7 @@ class _Exchange:
         if self._is_modern and "error" in reply:
             status = ERROR_CODE_HTTP_STATUS.get(reply["error"]["code"], 200)
         headers = {}
-        if self._asked.method == "initialize" and "result" in reply:
+        if self._rpc_request.method == "initialize" and "result" in reply:
             headers[SESSION_HEADER] = f"mcp_{time.time_ns() // 1_000_000:012x}{random_hex(10)}"
         return answer(reply, status, headers)
 
@@ -184,18 +184,18 @@ class _Exchange:
         return Connection.from_envelope(route.protocol_version, route.client_info, route.client_capabilities)
 
     async def _reply(self, connection: Any, run_id: str | None) -> JsonObject:
-        asked = self._asked
+        rpc_request = self._rpc_request
         peer = Peer(self._context, lambda: self._request, run_id)
         try:
             result = await serve_one(
-                _server(), self, asked.method, asked.params, connection=connection, lifespan_state=peer
+                _server(), self, rpc_request.method, rpc_request.params, connection=connection, lifespan_state=peer
             )
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001  (told by the code that JSON-RPC has for it)
             data = modern_error_data(error)
-            return _failure(asked.id, data.code, data.message, data.data)
-        return {"jsonrpc": "2.0", "id": asked.id, "result": result}
+            return _failure(rpc_request.id, data.code, data.message, data.data)
+        return {"jsonrpc": "2.0", "id": rpc_request.id, "result": result}
 
     # --- what the SDK sends meanwhile -------------------------------------------------------------------------------
 

@@ -55,8 +55,8 @@ class Questions:
         task.add_done_callback(lambda _: self._open.pop(question_id, None))
 
     async def _approve(self, data: JsonMapping, elicit: Elicit) -> None:
-        asked = self._context.redact(f"{data['reason']}\n\n{data['subject']}")
-        filled = await elicit(asked, _form("choice", "Allow it?", data["choices"]))
+        text = self._context.redact(f"{data['reason']}\n\n{data['subject']}")
+        filled = await elicit(text, _form("choice", "Allow it?", data["choices"]))
         choice = (filled or {}).get("choice")
         await self._answer("approve", id=data["approval_id"], choice=choice if choice in data["choices"] else "deny")
 

@@ -119,16 +119,16 @@ class Answer(Struct, kw_only=True):
     hermes: JsonObject | msgspec.UnsetType = msgspec.UNSET
 
 
-async def _ask(call: McpCall, asked: AskArguments) -> Answer:
+async def _ask(call: McpCall, params: AskArguments) -> Answer:
     context, request = call.context, call.request
     refusal = await context.rate_refusal(caller_of(request), counted=True)
     if refusal is not None:
         raise refusal
-    given = {name: getattr(asked, name) for name in ("message", "model", "instructions")}
+    given = {name: getattr(params, name) for name in ("message", "model", "instructions")}
     request[START] = start = await context.start_gate.enter()
     try:
         body = parse(given, SessionChatRequest)
-        turn = await session_turn(context, request, body, asked.session_id, on_detach="cancel")
+        turn = await session_turn(context, request, body, params.session_id, on_detach="cancel")
         if call.run_id is not None:
             turn.spec = turn.spec.replace(run_id=call.run_id)
         if call.elicit is not None and turn.options.approvals is None:
@@ -231,9 +231,9 @@ class RunArguments(Struct, kw_only=True):
     run_id: Annotated[str, Meta(min_length=1, description="which run, as `ask` gave it")]
 
 
-async def _read(call: McpCall, asked: ReadArguments) -> Struct:
-    session = await session_of(call.context, call.request, asked.session_id)
-    return await message_page(call.context, call.request, session, asked)
+async def _read(call: McpCall, params: ReadArguments) -> Struct:
+    session = await session_of(call.context, call.request, params.session_id)
+    return await message_page(call.context, call.request, session, params)
 
 
 TOOLS = {
@@ -253,14 +253,14 @@ TOOLS = {
             "List the sessions (conversations) of Hermes, the last active first.",
             "sessions:read",
             SessionQuery,
-            lambda call, asked: list_sessions(call.context, call.request, asked),
+            lambda call, params: list_sessions(call.context, call.request, params),
         ),
         McpTool(
             "search_sessions",
             "Search the titles and messages of all sessions of Hermes.",
             "sessions:read",
             SearchQuery,
-            lambda call, asked: search_sessions(call.context, call.request, asked),
+            lambda call, params: search_sessions(call.context, call.request, params),
         ),
         McpTool(
             "read_session",
@@ -274,14 +274,14 @@ TOOLS = {
             "Get the status of a run (one turn of the agent), its output once it has ended, and its open questions.",
             "runs|chat|jobs",
             RunArguments,
-            lambda call, asked: runs.shown_run(call.context, call.request, asked.run_id),
+            lambda call, params: runs.shown_run(call.context, call.request, params.run_id),
         ),
         McpTool(
             "schedule",
             f"Have the agent do something (`prompt`) later or regularly (`schedule`). {GRAMMAR}",
             "jobs",
             JobRequest,
-            lambda call, asked: add_job(call.context, call.request, asked),
+            lambda call, params: add_job(call.context, call.request, params),
             read_only=False,
         ),
     )

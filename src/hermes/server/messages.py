@@ -175,24 +175,24 @@ async def _continue_thread(
 
 async def _turn(context: ServerContext, request: web.Request, body: Body[Any]) -> tuple[Turn, Body[Any]]:
     """The turn that is asked for, and the body with the parameters that every turn has."""
-    asked: CountTokensRequest = body.model
-    for name in asked.UNSUPPORTED:
-        if getattr(asked, name):
+    params: CountTokensRequest = body.model
+    for name in params.UNSUPPORTED:
+        if getattr(params, name):
             raise invalid(name, f"{name} is not supported.", "unsupported_parameter")
-    split = partial(read_conversation, asked, context.options.max_text_chars)
+    split = partial(read_conversation, params, context.options.max_text_chars)
     parsed: ParsedMessages
-    parsed, ignored = await context.app.services.files.call_for(len(asked.messages), split)
-    tools, hosted = tools_of(asked)
-    if asked.thread is not None and asked.thread.type == "continue":
-        given = tools if asked.tools is not None else None
-        tools = await _continue_thread(context, request, asked.thread, parsed, given)
-    plain = Body(parameters(asked), body.raw, [*body.ignored, *hosted, *ignored], NAMES)
-    user = asked.metadata.user_id if asked.metadata else None
+    parsed, ignored = await context.app.services.files.call_for(len(params.messages), split)
+    tools, hosted = tools_of(params)
+    if params.thread is not None and params.thread.type == "continue":
+        given = tools if params.tools is not None else None
+        tools = await _continue_thread(context, request, params.thread, parsed, given)
+    plain = Body(parameters(params), body.raw, [*body.ignored, *hosted, *ignored], NAMES)
+    user = params.metadata.user_id if params.metadata else None
     if user is not None and len(user) > USER_ID_CHARS_MAX:  # an object that names device and session, not a user
         user = None
         plain.ignored.append("metadata.user_id")
     turn = await build_turn(
-        context, request, plain, parsed, tools, response_format=response_format(asked), user=user, stream=asked.stream
+        context, request, plain, parsed, tools, response_format=response_format(params), user=user, stream=params.stream
     )
-    turn.spec = turn.spec.replace(shows_reasoning=shows_thinking(asked, turn.options.reasoning))
+    turn.spec = turn.spec.replace(shows_reasoning=shows_thinking(params, turn.options.reasoning))
     return turn, plain

@@ -118,46 +118,46 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     max_tokens: Count
 
 
-def parameters(asked: CountTokensRequest) -> Parameters:
+def parameters(params: CountTokensRequest) -> Parameters:
     """What the model is asked for, as every turn has it."""
-    effort = asked.output_config.effort if asked.output_config else None
-    if asked.thinking is not None and asked.thinking.type == "disabled":
+    effort = params.output_config.effort if params.output_config else None
+    if params.thinking is not None and params.thinking.type == "disabled":
         effort = "none"
-    elif asked.thinking is not None and (budget := asked.thinking.budget_tokens) is not None and effort is None:
+    elif params.thinking is not None and (budget := params.thinking.budget_tokens) is not None and effort is None:
         effort = next((name for most, name in _EFFORTS if budget <= most), "high")
-    one_at_a_time = asked.tool_choice is not None and asked.tool_choice.disable_parallel_tool_use
+    one_at_a_time = params.tool_choice is not None and params.tool_choice.disable_parallel_tool_use
     return Parameters(
-        model=asked.model,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        stop=asked.stop_sequences or None,
-        max_tokens=asked.max_tokens,
+        model=params.model,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        stop=params.stop_sequences or None,
+        max_tokens=params.max_tokens,
         reasoning_effort=effort,
         parallel_tool_calls=False if one_at_a_time else None,
-        service_tier=asked.service_tier,
+        service_tier=params.service_tier,
     )
 
 
-def shows_thinking(asked: CountTokensRequest, by_default: bool) -> bool:
-    if asked.thinking is None:
+def shows_thinking(params: CountTokensRequest, by_default: bool) -> bool:
+    if params.thinking is None:
         return by_default
-    return asked.thinking.type != "disabled" and asked.thinking.display != "omitted"
+    return params.thinking.type != "disabled" and params.thinking.display != "omitted"
 
 
-def response_format(asked: CountTokensRequest) -> Message | None:
+def response_format(params: CountTokensRequest) -> Message | None:
     """`output_format` is what earlier clients call `output_config.format`."""
-    form, where = asked.output_format, "output_format"
-    if asked.output_config is not None and asked.output_config.format is not None:
-        form, where = asked.output_config.format, "output_config.format"
+    form, where = params.output_format, "output_format"
+    if params.output_config is not None and params.output_config.format is not None:
+        form, where = params.output_config.format, "output_config.format"
     return structure(form.type, JsonSchema(schema=form.schema, strict=True), where) if form else None
 
 
-def tools_of(asked: CountTokensRequest) -> tuple[Tools, list[str]]:
+def tools_of(params: CountTokensRequest) -> tuple[Tools, list[str]]:
     """The client's tools, and the places of those in whose stead the agent uses its own."""
     schemas: list[Message] = []
     names: set[str] = set()
     hosted: list[str] = []
-    for at, tool in enumerate(asked.tools or ()):
+    for at, tool in enumerate(params.tools or ()):
         where = f"tools[{at}]"
         if tool.type is not None and tool.type.startswith(_HOSTED_TOOLS):
             hosted.append(where)
@@ -174,10 +174,10 @@ def tools_of(asked: CountTokensRequest) -> tuple[Tools, list[str]]:
         function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
         schemas.append({"type": "function", "function": function})
     choice: str | Message | None = None
-    if asked.tool_choice is not None:
-        choice = _CHOICES.get(asked.tool_choice.type) or {
+    if params.tool_choice is not None:
+        choice = _CHOICES.get(params.tool_choice.type) or {
             "type": "function",
-            "function": {"name": asked.tool_choice.name},
+            "function": {"name": params.tool_choice.name},
         }
         if hosted and not names:
             choice = None  # whether the agent uses its own tools is not for the client to say
@@ -271,13 +271,13 @@ class _Reader:
         return [part_of(part, where, self.chars_max) if part["type"] == "text" else part for part in parts]
 
 
-def read_conversation(asked: CountTokensRequest, chars_max: int) -> tuple[ParsedMessages, list[str]]:
+def read_conversation(params: CountTokensRequest, chars_max: int) -> tuple[ParsedMessages, list[str]]:
     """The conversation of a request, and the places of blocks that have no effect."""
     reader = _Reader(chars_max)
-    if asked.system:
-        blocks = [{"type": "text", "text": asked.system}] if isinstance(asked.system, str) else asked.system
+    if params.system:
+        blocks = [{"type": "text", "text": params.system}] if isinstance(params.system, str) else params.system
         reader.system += system_texts(blocks, "system", chars_max)
-    for index, message in enumerate(asked.messages):
+    for index, message in enumerate(params.messages):
         reader.read(index, message)
     system = "\n\n".join(reader.system) if reader.system else None
     return split_conversation(system, reader.conversation, reader.indexes), reader.ignored
@@ -371,13 +371,13 @@ def _inner(content: object, where: str) -> list[JsonObject]:
     """Text, or blocks of text and images."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
-    found: list[JsonObject] = []
+    blocks: list[JsonObject] = []
     for at, block in enumerate(_blocks(content, where)):
         place = f"{where}[{at}]"
         if block.get("type") not in ("text", "image"):
             raise invalid(f"{place}.type", f"{place!r} is neither text nor an image.", "unsupported_content_type")
-        found += _PARTS[block["type"]](block, place)
-    return found
+        blocks += _PARTS[block["type"]](block, place)
+    return blocks
 
 
 _PARTS: dict[str, Callable[[JsonMapping, str], list[JsonObject]]] = {

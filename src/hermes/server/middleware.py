@@ -31,7 +31,7 @@ _CLIENT_GONE = 499
 @web.middleware
 async def serve_request(request: web.Request, handler: Handler) -> web.StreamResponse:
     context = request.match_info.apps[-1][CONTEXT]  # the profile's, below /p/
-    began, status, headers = time.perf_counter(), 500, common_headers(request)
+    started_at, status, headers = time.perf_counter(), 500, common_headers(request)
     start: Start | None = None
     try:
         refusal: ApiError | web.Response | None = head_fault(request)
@@ -74,7 +74,9 @@ async def serve_request(request: web.Request, handler: Handler) -> web.StreamRes
         if start is not None:
             start.leave()
         route = route_at(request)
-        context.metrics.answered(route.path if route else None, request.method, status, time.perf_counter() - began)
+        context.metrics.answered(
+            route.path if route else None, request.method, status, time.perf_counter() - started_at
+        )
     begins_turns = route is not None and route.begins_turns and isinstance(response, web.Response)
     if begins_turns and status >= 400 and "X-Hermes-Completed" not in response.headers:  # else a turn was started
         context.metrics.refused(status, code_in(response.body))  # type: ignore[attr-defined]

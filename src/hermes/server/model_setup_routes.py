@@ -185,7 +185,7 @@ async def _listed(context: ServerContext, choice: RouteChoice) -> JsonObject:
 
 
 async def _tried(context: ServerContext, choice: RouteChoice) -> ModelTrial:
-    app, began = context.app, time.monotonic()
+    app, started_at = context.app, time.monotonic()
     try:
         trial = await setup.try_model(app.engine, app.settings, app.home, choice, MODEL_TRIAL_S_MAX)
     except ConfigError as error:
@@ -200,5 +200,5 @@ async def _tried(context: ServerContext, choice: RouteChoice) -> ModelTrial:
         model=trial["model"],
         answer=context.redact(trial["answer"] or ""),
         error=context.redact(fault) if fault else None,
-        seconds=round(time.monotonic() - began, 2),
+        seconds=round(time.monotonic() - started_at, 2),
     )

@@ -276,20 +276,20 @@ def _asks(path: str, name: str, summary: str, body: type[OllamaRequest], example
 async def chat(context: ServerContext, request: web.Request) -> web.StreamResponse:
     check_on(context, "ollama", request)
     body = await read(context, request, OllamaChatRequest)
-    asked = body.model
-    return await _answer(context, request, body, list(_chat_messages(asked.messages)), asked.tools, "message")
+    params = body.model
+    return await _answer(context, request, body, list(_chat_messages(params.messages)), params.tools, "message")
 
 
 @_asks("/api/generate", "ollama_generate", "Generate, as Ollama does", OllamaGenerateRequest, {"prompt": "Say hello."})
 async def generate(context: ServerContext, request: web.Request) -> web.StreamResponse:
     check_on(context, "ollama", request)
     body = await read(context, request, OllamaGenerateRequest)
-    asked = body.model
-    for name in asked.UNSUPPORTED:
-        if getattr(asked, name):
+    params = body.model
+    for name in params.UNSUPPORTED:
+        if getattr(params, name):
             raise invalid(name, f"{name} is not supported.", "unsupported_parameter")
-    system = [OllamaMessage(role="system", content=asked.system)] if asked.system else []
-    prompt = [OllamaMessage(role="user", content=asked.prompt, images=asked.images)] if asked.prompt else []
+    system = [OllamaMessage(role="system", content=params.system)] if params.system else []
+    prompt = [OllamaMessage(role="user", content=params.prompt, images=params.images)] if params.prompt else []
     given = list(_chat_messages([*system, *prompt])) if prompt else []
     return await _answer(context, request, body, given, None, "response")
 
@@ -302,16 +302,16 @@ async def _answer(
     tools: list[ChatTool] | None,
     form: Literal["message", "response"],
 ) -> web.StreamResponse:
-    asked: OllamaRequest = body.model
+    params: OllamaRequest = body.model
     created_at = _time(request_created_at(request))
-    renderer = OllamaRenderer(asked.model, created_at, form)
+    renderer = OllamaRenderer(params.model, created_at, form)
     if not given:  # which is how a model is loaded
         return answer(renderer.loaded())
     turn = await _turn(context, request, body, given, tools)
-    renderer.thinking = turn.options.reasoning if asked.think is None else asked.think not in (False, "none")
+    renderer.thinking = turn.options.reasoning if params.think is None else params.think not in (False, "none")
     try:
         await turn.admit()
-        if asked.stream:
+        if params.stream:
             headers = {**turn.headers(), **body.headers(), "Content-Type": _NDJSON}
             return await turn.stream(renderer, headers)
         ended = await turn.finish()
@@ -328,15 +328,15 @@ async def _turn(
     given: list[ChatMessage],
     tools: list[ChatTool] | None,
 ) -> Turn:
-    asked: OllamaRequest = body.model
-    options = asked.options or OllamaOptions()
+    params: OllamaRequest = body.model
+    options = params.options or OllamaOptions()
     raw_options = body.raw.get("options")
     known = OllamaOptions.__struct_fields__
     body.ignored += [f"options.{name}" for name in raw_options or () if name not in known]
-    effort: Effort | None = asked.think if isinstance(asked.think, str) else "none" if asked.think is False else None
+    effort: Effort | None = params.think if isinstance(params.think, str) else "none" if params.think is False else None
     body.names = _NAMES
     body.model = Parameters(
-        model=_plain_name(asked.model),
+        model=_plain_name(params.model),
         temperature=options.temperature,
         top_p=options.top_p,
         seed=options.seed,
@@ -354,9 +354,9 @@ async def _turn(
         body,
         parsed,
         client_tools(tools, None),
-        response_format=_response_format(asked.format),
+        response_format=_response_format(params.format),
         user=None,
-        stream=asked.stream,
+        stream=params.stream,
     )
 
 

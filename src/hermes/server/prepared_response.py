@@ -103,13 +103,13 @@ class PreparedResponse:
         if (chain.get("response") or {}).get("status") in ("queued", "in_progress"):
             chain = await self._ended(chain, busy)
         try:
-            made = await turn.context.database().fork_session(
+            fork = await turn.context.database().fork_session(
                 turn.session_id, after_run=chain["run_id"], stateless=turn.spec.stateless
             )
-            turn.spec = turn.spec.replace(session_id=made)
+            turn.spec = turn.spec.replace(session_id=fork)
         except KeyError:  # its messages were compacted since; the response still has them
-            made, history = new_session_id(), list(chain.get("conversation_history") or ())
-            turn.spec, turn.bind = turn.spec.replace(session_id=made, base_id=made, history=history), True
+            fork, history = new_session_id(), list(chain.get("conversation_history") or ())
+            turn.spec, turn.bind = turn.spec.replace(session_id=fork, base_id=fork, history=history), True
 
     async def _ended(self, chain: JsonObject, busy: ApiError | None) -> JsonObject:
         """The chain's record once its run has ended: before that there is nothing to branch off from."""
@@ -191,31 +191,31 @@ async def prepare(
 
     Without `generate` the turn is not to be run, so the input needs no prompt.
     """
-    asked, caller = body.model, caller_of(request)
+    params, caller = body.model, caller_of(request)
     owner = caller.owner
-    _check_supported(asked, body)
-    name, chain, added = await _chain(context, asked, owner, memory or {})
-    given = await reader(context, owner).read(asked.input)
+    _check_supported(params, body)
+    name, chain, added = await _chain(context, params, owner, memory or {})
+    given = await reader(context, owner).read(params.input)
     body.ignored += dict.fromkeys(given.ignored)
     added_tools = _distinct([*((chain or {}).get("added_tools") or ()), *given.tools])
     further = [tool for one in added_tools for tool in additional([one], "input")]
-    tools = response_tools(asked.tools or (), further, asked.tool_choice, body.ignored)
-    options = parse_options(context, request, client_tools=bool(tools.schemas), user=asked.user)
+    tools = response_tools(params.tools or (), further, params.tool_choice, body.ignored)
+    options = parse_options(context, request, client_tools=bool(tools.schemas), user=params.user)
     used = await stand_in(context, caller, tools, options.toolsets, body.ignored)
     options = replace(options, disabled_toolsets=options.disabled_toolsets - used)
     history, prompt, results = given.split_messages() if generate else (given.messages, "", ())
-    if chain is None and asked.conversation_history:
+    if chain is None and params.conversation_history:
         chars = context.options.max_text_chars
         earlier = [
-            message_of(m, f"conversation_history[{at}]", chars) for at, m in enumerate(asked.conversation_history)
+            message_of(m, f"conversation_history[{at}]", chars) for at, m in enumerate(params.conversation_history)
         ]
         history = [*(m for m in earlier if m["role"] not in ("system", "developer")), *history]
-    instructions = asked.instructions
+    instructions = params.instructions
     if instructions is None and chain is not None:
         instructions = chain.get("instructions")
     system_texts = [*((chain or {}).get("system") or ()), *given.system]
     system = "\n".join(text for text in (*system_texts, instructions) if text) or None
-    form = asked.text.format if asked.text else None
+    form = params.text.format if params.text else None
     run_id = idempotent_run_id(request)
     response_id = f"resp_{run_id.removeprefix('run_')}"
     session_id = options.session_id or (chain or {}).get("session_id")
@@ -233,25 +233,27 @@ async def prepare(
         tool_choice=tools.choice,
         allowed_tools=tools.allowed,
         results=results,
-        max_tool_calls=asked.max_tool_calls,
-        persist=asked.store or bool(options.session_id),
+        max_tool_calls=params.max_tool_calls,
+        persist=params.store or bool(options.session_id),
         stateless=not options.session_id,
-        compress=asked.truncation != "disabled",
+        compress=params.truncation != "disabled",
         response_id=response_id,
-        on_detach="continue" if asked.background else "cancel",
-        sampling={"verbosity": asked.text.verbosity} if asked.text and asked.text.verbosity else {},
+        on_detach="continue" if params.background else "cancel",
+        sampling={"verbosity": params.text.verbosity} if params.text and params.text.verbosity else {},
     )
-    spec = build_spec(context, caller, options, body, spec, announces=asked.stream and not options.strict)
+    spec = build_spec(context, caller, options, body, spec, announces=params.stream and not options.strict)
     turn = Turn(context, request, spec, options)
-    await _assign_session(turn, chain, [*added, *history], truncates=asked.truncation == "auto", new=session_id is None)
-    shown = options.reasoning or (asked.reasoning is not None and bool(asked.reasoning.summary))
+    await _assign_session(
+        turn, chain, [*added, *history], truncates=params.truncation == "auto", new=session_id is None
+    )
+    shown = options.reasoning or (params.reasoning is not None and bool(params.reasoning.summary))
     record = ResponseRecord(
         response_id,
-        _template(context, asked, body.raw, response_id, instructions, name, request_created_at(request)),
+        _template(context, params, body.raw, response_id, instructions, name, request_created_at(request)),
         VisibleItems(
             options.tool_items,
             shown,
-            _ENCRYPTED in (asked.include or ()),
+            _ENCRYPTED in (params.include or ()),
             not options.strict,
             tuple(tool["function"]["name"] for tool in tools.schemas),
             tools.reported,
@@ -259,7 +261,7 @@ async def prepare(
         user_message=prompt,
         instructions=instructions,
         conversation=name,
-        store=asked.store,
+        store=params.store,
         session_id=turn.session_id,
         owner=owner,
         run_id=spec.run_id,
@@ -276,17 +278,17 @@ def _distinct(tools: list[JsonObject]) -> list[JsonObject]:
     return [tools[at] for at in sorted(last.values())]
 
 
-def _check_supported(asked: ResponseRequest, body: Body[ResponseRequest]) -> None:
-    if asked.previous_response_id and asked.conversation:
+def _check_supported(params: ResponseRequest, body: Body[ResponseRequest]) -> None:
+    if params.previous_response_id and params.conversation:
         raise invalid("previous_response_id", "Cannot use both previous_response_id and conversation.")
-    if asked.background and not asked.store:
+    if params.background and not params.store:
         raise invalid("background", "A response in the background must be stored: background needs store.")
-    for name in asked.UNSUPPORTED:
-        if getattr(asked, name) is not None:
+    for name in params.UNSUPPORTED:
+        if getattr(params, name) is not None:
             raise invalid(name, f"{name} is not supported.", "unsupported_parameter")
-    if asked.top_logprobs:
+    if params.top_logprobs:
         raise invalid("top_logprobs", "logprobs is not supported.", "unsupported_parameter")
-    for at, wanted in enumerate(asked.include or ()):
+    for at, wanted in enumerate(params.include or ()):
         if wanted == "message.output_text.logprobs":
             raise invalid(f"include[{at}]", "logprobs is not supported.", "unsupported_value")
         if wanted in _INCLUDES:
@@ -296,16 +298,16 @@ def _check_supported(asked: ResponseRequest, body: Body[ResponseRequest]) -> Non
 
 
 async def _chain(
-    context: ServerContext, asked: ResponseRequest, owner: str, memory: Mapping[str, JsonObject]
+    context: ServerContext, params: ResponseRequest, owner: str, memory: Mapping[str, JsonObject]
 ) -> tuple[str | None, JsonObject | None, list[Message]]:
     """The conversation's name, the record that it continues, and items added since."""
     store = context.stored_responses
-    if asked.previous_response_id:
-        previous = memory.get(asked.previous_response_id) or await store.get(asked.previous_response_id, owner)
-        if previous is None and asked.conversation_history is None:
-            raise no_previous_response(asked.previous_response_id)
+    if params.previous_response_id:
+        previous = memory.get(params.previous_response_id) or await store.get(params.previous_response_id, owner)
+        if previous is None and params.conversation_history is None:
+            raise no_previous_response(params.previous_response_id)
         return None, previous, []
-    name = asked.conversation.id if isinstance(asked.conversation, ConversationRef) else asked.conversation
+    name = params.conversation.id if isinstance(params.conversation, ConversationRef) else params.conversation
     if not name:
         return None, None, []
     added: list[Message] = []
@@ -378,7 +380,7 @@ def _schema(form: Any) -> JsonSchema | None:
 
 def _template(
     context: ServerContext,
-    asked: ResponseRequest,
+    params: ResponseRequest,
     raw: JsonMapping,
     response_id: str,
     instructions: str | None,
@@ -386,33 +388,33 @@ def _template(
     created_at: float,
 ) -> JsonObject:
     """The response object before the turn."""
-    template = blank(response_id, asked.model or context.model_name, int(created_at))
-    effort = asked.reasoning_effort or (asked.reasoning.effort if asked.reasoning else None)
+    template = blank(response_id, params.model or context.model_name, int(created_at))
+    effort = params.reasoning_effort or (params.reasoning.effort if params.reasoning else None)
     template |= {
-        "status": "queued" if asked.background else "in_progress",
-        "previous_response_id": asked.previous_response_id,
+        "status": "queued" if params.background else "in_progress",
+        "previous_response_id": params.previous_response_id,
         "instructions": instructions,
-        "tools": [_tool(tool, given) for tool, given in zip(asked.tools or (), raw.get("tools") or (), strict=True)],
-        "tool_choice": _tool_choice(asked.tool_choice),
-        "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "max_tool_calls": asked.max_tool_calls,
-        "max_output_tokens": asked.max_output_tokens or asked.max_completion_tokens or asked.max_tokens,
-        "temperature": 1.0 if asked.temperature is None else asked.temperature,
-        "top_p": 1.0 if asked.top_p is None else asked.top_p,
-        "presence_penalty": asked.presence_penalty or 0,
-        "frequency_penalty": asked.frequency_penalty or 0,
-        "truncation": asked.truncation or "disabled",
-        "text": _text(asked, raw),
-        "reasoning": {"effort": effort, "summary": asked.reasoning.summary if asked.reasoning else None},
-        "store": asked.store,
-        "background": asked.background,
-        "service_tier": asked.service_tier if asked.service_tier not in (None, "auto") else "default",
-        "metadata": dict(asked.metadata or {}),
-        "safety_identifier": asked.safety_identifier,
-        "prompt_cache_key": asked.prompt_cache_key,
+        "tools": [_tool(tool, given) for tool, given in zip(params.tools or (), raw.get("tools") or (), strict=True)],
+        "tool_choice": _tool_choice(params.tool_choice),
+        "parallel_tool_calls": params.parallel_tool_calls is not False,
+        "max_tool_calls": params.max_tool_calls,
+        "max_output_tokens": params.max_output_tokens or params.max_completion_tokens or params.max_tokens,
+        "temperature": 1.0 if params.temperature is None else params.temperature,
+        "top_p": 1.0 if params.top_p is None else params.top_p,
+        "presence_penalty": params.presence_penalty or 0,
+        "frequency_penalty": params.frequency_penalty or 0,
+        "truncation": params.truncation or "disabled",
+        "text": _text(params, raw),
+        "reasoning": {"effort": effort, "summary": params.reasoning.summary if params.reasoning else None},
+        "store": params.store,
+        "background": params.background,
+        "service_tier": params.service_tier if params.service_tier not in (None, "auto") else "default",
+        "metadata": dict(params.metadata or {}),
+        "safety_identifier": params.safety_identifier,
+        "prompt_cache_key": params.prompt_cache_key,
     }
-    if asked.user is not None:
-        template["user"] = asked.user
+    if params.user is not None:
+        template["user"] = params.user
     if conversation is not None:
         template["conversation"] = {"id": conversation}
     return template
@@ -431,14 +433,14 @@ def _tool(tool: ResponseTool, given: JsonObject) -> JsonObject:
     return {**fields, "parameters": tool.parameters, "strict": tool.strict}
 
 
-def _text(asked: ResponseRequest, raw: JsonMapping) -> JsonObject:
-    if asked.text is None:
+def _text(params: ResponseRequest, raw: JsonMapping) -> JsonObject:
+    if params.text is None:
         return {"format": {"type": "text"}}
     given = (raw.get("text") or {}).get("format") or {"type": "text"}
     fields: JsonObject = {"format": dict(given)}
-    if asked.text.format is not None and asked.text.format.type == "json_schema":
-        form = asked.text.format
+    if params.text.format is not None and params.text.format.type == "json_schema":
+        form = params.text.format
         fields["format"] |= {"name": form.name, "description": form.description, "strict": bool(form.strict)}
-    if asked.text.verbosity is not None:
-        fields["verbosity"] = asked.text.verbosity
+    if params.text.verbosity is not None:
+        fields["verbosity"] = params.text.verbosity
     return fields

@@ -19,13 +19,13 @@ def begin() -> None:
     """
     gc.set_threshold(*_THRESHOLDS)
     tls: Any = ssl
-    made, read = ssl.create_default_context, ssl.SSLContext.set_default_verify_paths
+    create_context, read = ssl.create_default_context, ssl.SSLContext.set_default_verify_paths
     try:
         tls.create_default_context = lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         tls.SSLContext.set_default_verify_paths = lambda _: None
         import aiohttp  # noqa: F401
     finally:
-        tls.create_default_context, tls.SSLContext.set_default_verify_paths = made, read
+        tls.create_default_context, tls.SSLContext.set_default_verify_paths = create_context, read
 
 
 def settle() -> None:

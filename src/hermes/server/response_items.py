@@ -50,13 +50,13 @@ class Given:
 
     def split_messages(self) -> tuple[list[JsonObject], Any, tuple[JsonObject, ...]]:
         """The history, the new message, and the results of calls that the history leaves open."""
-        before, outputs, asked = newest(self.messages)
-        if not outputs and not (asked and self._speaks):
+        before, outputs, user_messages = newest(self.messages)
+        if not outputs and not (user_messages and self._speaks):
             message = "The last item of input must be a message of the user or the output of a function call."
             raise ApiError(400, message, "missing_user_message", "input")
-        if asked:
-            check_not_empty(asked[-1]["content"], self._asked_at)
-        return before, asked[-1]["content"] if asked else "", tuple(map(result, outputs))
+        if user_messages:
+            check_not_empty(user_messages[-1]["content"], self._asked_at)
+        return before, user_messages[-1]["content"] if user_messages else "", tuple(map(result, outputs))
 
 
 @dataclass(slots=True)

@@ -131,15 +131,15 @@ def transcript(
     history: list[Message], user_message: object, messages: list[Message] | None, text: str
 ) -> list[Message]:
     """The whole conversation without repetition, whatever part of it the agent returns."""
-    asked: list[Message] = [{"role": "user", "content": user_message}] if user_message else []
-    if messages and messages[: len(history) + len(asked)] == [*history, *asked]:
+    user_messages: list[Message] = [{"role": "user", "content": user_message}] if user_message else []
+    if messages and messages[: len(history) + len(user_messages)] == [*history, *user_messages]:
         return messages
     turn = turn_messages(history, messages or [])
     if text and not (
         turn and turn[-1].get("role") == "assistant" and turn[-1].get("content") in (text, strip_rendered_media(text))
     ):
         turn = [*turn, {"role": "assistant", "content": text}]
-    return [*history, *asked, *turn]
+    return [*history, *user_messages, *turn]
 
 
 def turn_messages(history: list[Message], messages: list[Message]) -> list[Message]:

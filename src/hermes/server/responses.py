@@ -314,16 +314,16 @@ async def _counted(context: ServerContext, request: web.Request, spec: RunSpec) 
 )
 async def compact(context: ServerContext, request: web.Request) -> web.StreamResponse:
     body = await read(context, request, CompactRequest)
-    asked, caller = body.model, caller_of(request)
+    params, caller = body.model, caller_of(request)
     owner = caller.owner
     before: list[JsonObject] = []
-    if asked.previous_response_id:
-        record = await previous_response(context, asked.previous_response_id, owner)
+    if params.previous_response_id:
+        record = await previous_response(context, params.previous_response_id, owner)
         before = list(record.get("conversation_history") or ())
-    elif asked.input is None:
+    elif params.input is None:
         raise missing("input")
-    given = await reader(context, owner).read(asked.input) if asked.input is not None else None
-    system = "\n".join(text for text in (*(given.system if given else ()), asked.instructions) if text) or None
+    given = await reader(context, owner).read(params.input) if params.input is not None else None
+    system = "\n".join(text for text in (*(given.system if given else ()), params.instructions) if text) or None
     options = parse_options(context, request)
     spec = RunSpec(
         user_message=SUMMARIZE,
@@ -336,7 +336,7 @@ async def compact(context: ServerContext, request: web.Request) -> web.StreamRes
         persist=False,
         memory=False,
         context_files=False,
-        route=route_of(context, caller, asked.model, asked.provider),
+        route=route_of(context, caller, params.model, params.provider),
     )
     spec = build_spec(context, caller, options, body, spec).replace(toolsets=frozenset(), toolsets_by_default=False)
     turn = Turn(context, request, spec, options)

@@ -99,19 +99,19 @@ async def submit_run(context: ServerContext, request: web.Request) -> web.Stream
 
 async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequest]) -> tuple[RunSpec, str]:
     """The requested run, and where its history comes from."""
-    asked, owner = body.model, caller_of(request).owner
-    if asked.tools is not None:
+    params, owner = body.model, caller_of(request).owner
+    if params.tools is not None:
         raise invalid("tools", "A run has no tools of its client's.", "unsupported_parameter")
-    request_options = parse_options(context, request, user=asked.user)
-    previous = asked.previous_response_id
+    request_options = parse_options(context, request, user=params.user)
+    previous = params.previous_response_id
     chain = await previous_response(context, previous, owner) if previous else None
-    named = _session_id(asked, request_options, chain)
-    parsed = await reader(context, owner).read(asked.input)
+    named = _session_id(params, request_options, chain)
+    parsed = await reader(context, owner).read(params.input)
     earlier, prompt, results = parsed.split_messages()
     if results and not prompt:
         raise invalid("input", "A run does not take outputs of function calls.", "unsupported_value")
     earlier += ({"role": "tool", **result} for result in results)
-    history, system = _history(context, asked, chain)
+    history, system = _history(context, params, chain)
     history += earlier
     session = await context.database().get_session(named) if named else None
     if named and session is not None and session["owner"] != owner:
@@ -122,7 +122,9 @@ async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequ
     run_id = idempotent_run_id(request)
     session_id = named or run_id
     seeds = bool(history) and not stored
-    instructions = asked.instructions if asked.instructions is not None or chain is None else chain.get("instructions")
+    instructions = (
+        params.instructions if params.instructions is not None or chain is None else chain.get("instructions")
+    )
     spec = RunSpec(
         user_message=prompt,
         session_id=session_id,
@@ -133,20 +135,20 @@ async def _spec(context: ServerContext, request: web.Request, body: Body[RunRequ
         owner=owner,
         instructions="\n".join(text for text in (*parsed.system, *system, instructions) if text) or None,
     )
-    request_options = replace(request_options, toolsets=_toolsets(asked, request_options))
+    request_options = replace(request_options, toolsets=_toolsets(params, request_options))
     spec = build_spec(context, caller_of(request), request_options, body, spec, announces=True)
-    if asked.workdir is not None:
-        await workdir_of(context, owner, spec.session_key, asked.workdir)
-    max_iterations = await max_iterations_of(context, asked.max_iterations)
-    spec = spec.replace(workdir=asked.workdir, max_iterations=max_iterations)
+    if params.workdir is not None:
+        await workdir_of(context, owner, spec.session_key, params.workdir)
+    max_iterations = await max_iterations_of(context, params.max_iterations)
+    spec = spec.replace(workdir=params.workdir, max_iterations=max_iterations)
     source = "stored" if stored or not history else "chain" if chain else "request"
     used, ignored = (stored, len(history)) if stored else (history, 0)
     return spec, f"{source}; messages={len(used)}; ignored={ignored}"
 
 
-def _session_id(asked: RunRequest, request_options: RequestOptions, chain: JsonObject | None) -> str | None:
+def _session_id(params: RunRequest, request_options: RequestOptions, chain: JsonObject | None) -> str | None:
     """The session that is named, by whatever names it."""
-    named = session_id_of(asked.session_id, "session_id") if asked.session_id else None
+    named = session_id_of(params.session_id, "session_id") if params.session_id else None
     if named and request_options.session_id and named != request_options.session_id:
         message = "session_id and X-Hermes-Session-Id name different sessions."
         raise ApiError(400, message, "session_conflict", "session_id")
@@ -157,23 +159,23 @@ def _session_id(asked: RunRequest, request_options: RequestOptions, chain: JsonO
     return named
 
 
-def _history(context: ServerContext, asked: RunRequest, chain: JsonObject | None) -> tuple[list[Message], list[str]]:
+def _history(context: ServerContext, params: RunRequest, chain: JsonObject | None) -> tuple[list[Message], list[str]]:
     """The messages before, from the response or the request, and system texts among them."""
     if chain is not None:
         return list(chain.get("conversation_history") or ()), []
     chars = context.options.max_text_chars
     messages = [
         message_of(message, f"conversation_history[{index}]", chars)
-        for index, message in enumerate(asked.conversation_history or ())
+        for index, message in enumerate(params.conversation_history or ())
     ]
     system = [text_of(message["content"]) for message in messages if message["role"] in ("system", "developer")]
     return [message for message in messages if message["role"] not in ("system", "developer")], system
 
 
-def _toolsets(asked: RunRequest, request_options: RequestOptions) -> frozenset[str] | None:
-    if asked.toolsets is None:
+def _toolsets(params: RunRequest, request_options: RequestOptions) -> frozenset[str] | None:
+    if params.toolsets is None:
         return request_options.toolsets
-    named = toolsets_of(asked.toolsets, "toolsets")
+    named = toolsets_of(params.toolsets, "toolsets")
     return named if request_options.toolsets is None else named & request_options.toolsets
 
 

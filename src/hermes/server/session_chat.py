@@ -107,9 +107,9 @@ async def session_chat_stream(context: ServerContext, request: web.Request) -> w
 async def compact_session(context: ServerContext, request: web.Request) -> web.StreamResponse:
     """A turn that asks nothing. It does not wait for another one to end."""
     body = await read(context, request, SessionCompactRequest)
-    asked, longest = body.model, context.options.max_text_chars
+    params, longest = body.model, context.options.max_text_chars
     for name in ("focus", "instructions"):
-        if len(getattr(asked, name) or "") > longest:
+        if len(getattr(params, name) or "") > longest:
             raise invalid(name, f"{name} is longer than {longest} characters.", "string_above_max_length")
     options = parse_options(context, request)
     session = await session_of(context, request)
@@ -118,7 +118,7 @@ async def compact_session(context: ServerContext, request: web.Request) -> web.S
         session_id=session["id"],
         kind="session",
         owner=session["owner"],
-        compact="\n".join(text for text in (asked.focus, asked.instructions) if text),
+        compact="\n".join(text for text in (params.focus, params.instructions) if text),
     )
     spec = build_spec(context, caller_of(request), options, body, spec)
     turn = Turn(context, request, spec, options, wait_s=0)
@@ -145,8 +145,8 @@ async def compact_session(context: ServerContext, request: web.Request) -> web.S
 
 
 def _shows_reasoning(body: Body[SessionChatRequest], turn: Turn) -> bool:
-    asked = body.model.include_reasoning
-    return turn.options.reasoning if asked is None else asked
+    include_reasoning = body.model.include_reasoning
+    return turn.options.reasoning if include_reasoning is None else include_reasoning
 
 
 async def session_turn(
@@ -159,27 +159,27 @@ async def session_turn(
     on_detach: OnDetach = "continue",
 ) -> Turn:
     """A turn of an existing session, or without an id of a new one. `announces`: see `build_spec`."""
-    asked = body.model
-    options = parse_options(context, request, user=asked.user)
+    params = body.model
+    options = parse_options(context, request, user=params.user)
     if session_id is None:
         session = {"id": new_session_id(), "owner": caller_of(request).owner}
     else:
         session = await session_of(context, request, session_id)
     spec = RunSpec(
-        user_message=_message(asked, context.options.max_text_chars),
+        user_message=_message(params, context.options.max_text_chars),
         session_id=session["id"],
         kind="session",
         owner=session["owner"],
-        instructions=_instructions(asked, context.options.max_text_chars),
+        instructions=_instructions(params, context.options.max_text_chars),
         on_detach=on_detach,
     )
     spec = build_spec(context, caller_of(request), options, body, spec, announces=announces)
     return Turn(context, request, spec, options)
 
 
-def _message(asked: SessionChatRequest, text_chars_max: int) -> Any:
+def _message(params: SessionChatRequest, text_chars_max: int) -> Any:
     for name in ("message", "input"):
-        given = getattr(asked, name)
+        given = getattr(params, name)
         if given is not None:
             message = content(given, name, text_chars_max)
             check_not_empty(message, name)
@@ -187,9 +187,9 @@ def _message(asked: SessionChatRequest, text_chars_max: int) -> Any:
     raise ApiError(400, "The request has no message.", "missing_message", "message")
 
 
-def _instructions(asked: SessionChatRequest, text_chars_max: int) -> str | None:
+def _instructions(params: SessionChatRequest, text_chars_max: int) -> str | None:
     for name in ("system_message", "instructions"):
-        given = getattr(asked, name)
+        given = getattr(params, name)
         if given is None:
             continue
         if not isinstance(given, str):

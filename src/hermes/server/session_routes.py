@@ -239,21 +239,21 @@ async def patch_session(context: ServerContext, request: web.Request) -> Session
             known = ", ".join(SessionPatch.__struct_fields__)
             message = f"{name!r} of a session cannot be changed; these can be: {known}."
             raise invalid(name, message, "unsupported_session_field")
-    asked = parse(raw, SessionPatch).model
+    params = parse(raw, SessionPatch).model
     session_id = (await session_of(context, request))["id"]
-    values = msgspec.structs.asdict(asked)
+    values = msgspec.structs.asdict(params)
     fields = {name: values[name] for name in ("archived", "model", "pinned") if values[name] is not msgspec.UNSET}
     if fields.get("model") == "":
         fields["model"] = None
-    if asked.system_prompt is not msgspec.UNSET:
-        fields["instructions"] = _system_prompt(context, asked.system_prompt)
-    if isinstance(asked.model, str):
-        route_of(context, caller_of(request), asked.model)
+    if params.system_prompt is not msgspec.UNSET:
+        fields["instructions"] = _system_prompt(context, params.system_prompt)
+    if isinstance(params.model, str):
+        route_of(context, caller_of(request), params.model)
     fields |= await _turn_settings(context, request, values)
-    if asked.title is not msgspec.UNSET:
-        fields["title"] = _title(asked.title)
-    if isinstance(asked.end_reason, str):
-        fields["end_reason"] = asked.end_reason
+    if params.title is not msgspec.UNSET:
+        fields["title"] = _title(params.title)
+    if isinstance(params.end_reason, str):
+        fields["end_reason"] = params.end_reason
     await asyncio.to_thread(partial(sessions.change, context.database().blocking, session_id, **fields))
     return await _shown(context, request, session_id)
 

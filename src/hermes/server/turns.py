@@ -253,24 +253,24 @@ class Turn:
 
     async def _answer_calls(self) -> None:
         """Every call that the history leaves open must be answered, and nothing else."""
-        asked = open_calls(self.history)
+        calls = open_calls(self.history)
         if self.spec.results and self.spec.user_message and not self.spec.verbatim:
             # A client that sends all messages may repeat stored ones.
             files = self.context.app.services.files
             known = await files.call_for(len(self.history), lambda: answered_calls(self.history))
-            known -= {*asked}  # an id may name several calls, one after the other
+            known -= {*calls}  # an id may name several calls, one after the other
             fresh = tuple(result for result in self.spec.results if result["tool_call_id"] not in known)
             self.spec = self.spec.replace(results=fresh)
         given = {str(result["tool_call_id"]) for result in self.spec.results}
-        if given - set(asked) and await self._answer_again():
+        if given - set(calls) and await self._answer_again():
             return
-        if unknown := sorted(given - set(asked)):
+        if unknown := sorted(given - set(calls)):
             message = (
                 f"No tool call found for the output of {unknown[0]!r}. Continue from the response that made the call, "
                 "or send the call along."
             )
             raise ApiError(400, message, "tool_call_not_found", "tool_call_id")
-        missing = [call_id for call_id in asked if call_id not in given]
+        missing = [call_id for call_id in calls if call_id not in given]
         if missing and (given or self.spec.verbatim or await self.context.waits(missing, self.spec.owner)):
             raise missing_output(missing[0])
         if missing:

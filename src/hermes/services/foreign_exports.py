@@ -210,20 +210,20 @@ def _session(entry: Any) -> JsonObject:
         raise BadConversation("It is no conversation of ChatGPT, Claude or Open WebUI.")
     source, _, read = program
     chat = read(entry)
-    began, ended = map(_time, chat["times"])
+    started_at, ended = map(_time, chat["times"])
     messages: list[JsonObject] = []
     for role, text, when in chat["messages"]:
         if role not in _ROLES or not isinstance(text, str) or not text.strip():
             continue
-        role, at = _ROLES[role], _time(when) or began or 0.0
+        role, at = _ROLES[role], _time(when) or started_at or 0.0
         if messages and messages[-1]["role"] == role:
             messages[-1]["content"] += f"\n\n{text}"
         else:
             messages.append({"role": role, "content": text, "timestamp": at})
     if not messages:
         raise BadConversation("There is no text in it.")
-    began = began or messages[0]["timestamp"]
-    ended = max(ended or 0.0, messages[-1]["timestamp"], began)
+    started_at = started_at or messages[0]["timestamp"]
+    ended = max(ended or 0.0, messages[-1]["timestamp"], started_at)
     title, model = chat["title"], chat["model"]
     return {
         "format": FORMAT,
@@ -231,7 +231,7 @@ def _session(entry: Any) -> JsonObject:
         "source": source,
         "title": _title(title) if isinstance(title, str) else None,
         "model": model[:200] if isinstance(model, str) else None,
-        "started_at": began,
+        "started_at": started_at,
         "last_active": ended,
         "ended_at": ended,
         "end_reason": f"imported from {source}",

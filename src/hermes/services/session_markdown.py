@@ -30,10 +30,10 @@ def text_of(content: Any) -> str:
 
 def call_lines(message: JsonMapping) -> Iterator[str]:
     for call in message.get("tool_calls") or []:
-        made = call.get("function") if isinstance(call.get("function"), Mapping) else call
-        arguments = made.get("arguments", "")
+        function = call.get("function") if isinstance(call.get("function"), Mapping) else call
+        arguments = function.get("arguments", "")
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        yield f"-> {made.get('name', '?')} {text}"
+        yield f"-> {function.get('name', '?')} {text}"
 
 
 def markdown(session: JsonMapping) -> str:

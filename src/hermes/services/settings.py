@@ -45,7 +45,7 @@ def doubtful_values(settings: Settings) -> list[Problem]:
     """Values that fit their type and lead nowhere: addresses that are none, unknown providers and time zones."""
     rows = [*settings.items()]
     addressed = {name.rpartition(".")[0] for name, _, value in rows if name.endswith(".base_url") and value.value}
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for name, key, value in rows:
         section, _, field = name.rpartition(".")
         near = message = ""
@@ -60,8 +60,8 @@ def doubtful_values(settings: Settings) -> list[Problem]:
             near, message = _unknown_zone(name, value.value)
         if message:
             hint = f"hermes config describe {key.name}"
-            found.append(Problem("warn", name, None, message, near, where=value.where or "", hint=hint))
-    return found
+            problems.append(Problem("warn", name, None, message, near, where=value.where or "", hint=hint))
+    return problems
 
 
 def _is_address(text: str) -> bool:

@@ -252,17 +252,17 @@ def conversation(tx: Tx, session_id: str) -> list[JsonObject]:
     return list(in_call_order([message for _, message in messages], dict.get))
 
 
-def live_up_to(kept: Sequence[Row], removed: Sequence[Row], live: Sequence[Row]) -> list[Row]:
+def live_up_to(remaining: Sequence[Row], removed: Sequence[Row], live: Sequence[Row]) -> list[Row]:
     """What the model sees of a conversation that ends with the last of `kept`, before `removed`. A summary that covers
     both is replaced by the messages themselves."""
-    if not kept or not removed:
-        return list(live if kept else ())
-    kept_ids, removed_ids = {row.id for row in kept}, {row.id for row in removed}
-    if kept[-1].active:
+    if not remaining or not removed:
+        return list(live if remaining else ())
+    kept_ids, removed_ids = {row.id for row in remaining}, {row.id for row in removed}
+    if remaining[-1].active:
         end = 1 + max(index for index, row in enumerate(live) if row.id in kept_ids)
         return [row for row in live[:end] if row.id not in removed_ids]
     if any(not row.active for row in removed):
-        return list(kept)
+        return list(remaining)
     return list(takewhile(lambda row: row.id not in removed_ids, live))
 
 

@@ -243,12 +243,12 @@ def next_title(tx: Tx, owner: str, title: str) -> str:
     def is_taken(number: int) -> bool:
         return title_holder(tx, owner, numbered(stem, number)) is not None
 
-    taken, free = 1, 2
+    used, free = 1, 2
     while is_taken(free):
-        taken, free = free, 2 * free
-    while free - taken > 1:
-        middle = (taken + free) // 2
-        taken, free = (middle, free) if is_taken(middle) else (taken, middle)
+        used, free = free, 2 * free
+    while free - used > 1:
+        middle = (used + free) // 2
+        used, free = (middle, free) if is_taken(middle) else (used, middle)
     return numbered(stem, free)
 
 

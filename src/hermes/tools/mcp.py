@@ -261,7 +261,7 @@ class Server:
     async def _keep_up(self) -> None:
         failures = 0
         while True:
-            began, self._served = time.monotonic(), False
+            started_at, self._served = time.monotonic(), False
             try:
                 await self._connect()
             except ImportError as error:
@@ -275,7 +275,7 @@ class Server:
                 self._client = None
                 if not self.tried.done():
                     self.tried.set_result(None)
-            failures = 1 if self._served or time.monotonic() - began > limits.MCP_STEADY_S else failures + 1
+            failures = 1 if self._served or time.monotonic() - started_at > limits.MCP_STEADY_S else failures + 1
             if failures >= limits.MCP_FAILURES_MAX:
                 self.state = "down"
                 return

@@ -161,7 +161,7 @@ def goes_online(command: str) -> bool:
 
 async def _run(ctx: ToolContext, args: Terminal) -> Answer:
     plan: Plan = ctx.prepared
-    ctx.foreign, shell, began = plan.foreign, plan.shell, time.monotonic()
+    ctx.foreign, shell, started_at = plan.foreign, plan.shell, time.monotonic()
     try:
         argv = await ctx.blocking(partial(shell.argv, plan.text, remember=not args.background))
         async with ctx.resources.session.hosts.call(ctx) as call:
@@ -185,7 +185,7 @@ async def _run(ctx: ToolContext, args: Terminal) -> Answer:
         shell.env = {name: value for name, value in shell.env.items() if not _HIJACKING_VARIABLES.match(name)}
     status, error = ENDED[process.ended_by]
     answer: Answer = {"output": captured.text(), "exit_code": code, "status": status, "cwd": shell.cwd}
-    answer |= {"duration_ms": round((time.monotonic() - began) * 1000), "truncated": captured.ends.cut > 0}
+    answer |= {"duration_ms": round((time.monotonic() - started_at) * 1000), "truncated": captured.ends.cut > 0}
     answer["spill"] = str(spill.path) if spill.started else None
     answer |= await approvals.set_aside(ctx, plan.sandbox, ask=status == "ok")
     if status != "ok":

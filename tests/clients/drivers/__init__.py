@@ -1,4 +1,4 @@
-"""One way to drive every client: a talk with the server that goes on from question to question."""
+"""One interface to all clients: a conversation with the server, question by question."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PLAIN = How()
 
 
 @dataclass
-class Told:
+class Answer:
     """What a client made of an answer: its text, the pieces it came in, its own functions that were called."""
 
     text: str = ""
@@ -60,10 +60,10 @@ class Told:
         self.pieces += len(pieces)
 
     def run(self, name: str, arguments: str) -> str:
-        """Do what a client does when it is told to call a function."""
-        given = json.loads(arguments)
-        self.calls.append((name, given))
-        return weather(**given) if name == "weather" else f"There is no {name} here."
+        """Carry out a function call as a client does."""
+        parsed = json.loads(arguments)
+        self.calls.append((name, parsed))
+        return weather(**parsed) if name == "weather" else f"There is no {name} here."
 
 
 class Refused(Exception):
@@ -75,7 +75,7 @@ class Refused(Exception):
         self.message = message
 
 
-class Talk:
+class Conversation:
     """A conversation of one client through one of its protocols; each question continues the one before."""
 
     # Whether the client can continue by the id of the last response.
@@ -90,9 +90,9 @@ class Talk:
     def __init__(self, url: str, key: str, api: str) -> None:
         self.url, self.key, self.api = url, key, api
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         """Put a question and follow it to its answer; what the client raises becomes `Refused`."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of what the talk holds."""
+        """Release the resources of the conversation."""

@@ -19,14 +19,14 @@ from agents import (
 )
 from agents.exceptions import AgentsException
 
-from clients.drivers import MODEL, PLAIN, How, Refused, Talk, Told, weather
+from clients.drivers import MODEL, PLAIN, Answer, Conversation, How, Refused, weather
 from clients.drivers.openai_sdk import refusal
 from clients.drivers.shapes import Person
 
 _MODELS = {"chat": OpenAIChatCompletionsModel, "responses": OpenAIResponsesModel}
 
 
-class AgentsTalk(Talk):
+class AgentsTalk(Conversation):
     """An agent with one function at most."""
 
     def __init__(self, url: str, key: str, api: str) -> None:
@@ -34,7 +34,7 @@ class AgentsTalk(Talk):
         self.history: list[Any] = []
         self.last: str | None = None
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         try:
             return asyncio.run(self._ask([{"role": "user", "content": prompt}], how))
         except openai.APIError as error:
@@ -46,8 +46,8 @@ class AgentsTalk(Talk):
         """What asks the server."""
         return _MODELS[self.api](MODEL, client)
 
-    async def _ask(self, question: list[Any], how: How) -> Told:
-        given = question if how.chain else [*self.history, *question]
+    async def _ask(self, question: list[Any], how: How) -> Answer:
+        messages = question if how.chain else [*self.history, *question]
         settings = {
             "run_config": RunConfig(tracing_disabled=True),
             "previous_response_id": self.last if how.chain else None,
@@ -63,22 +63,22 @@ class AgentsTalk(Talk):
             )
             pieces = None
             if how.stream:
-                result = Runner.run_streamed(agent, given, **settings)
+                result = Runner.run_streamed(agent, messages, **settings)
                 pieces = [event.data.delta async for event in result.stream_events() if _is_text(event)]
             else:
-                result = await Runner.run(agent, given, **settings)
+                result = await Runner.run(agent, messages, **settings)
         self.last = result.last_response_id
         self.history = result.to_input_list()
         items = result.new_items
         texts = [ItemHelpers.text_message_output(item) for item in items if item.type == "message_output_item"]
         calls = [item.raw_item for item in items if item.type == "tool_call_item"]
-        told = Told(
+        answer = Answer(
             calls=[(call.name, json.loads(call.arguments)) for call in calls if call.type == "function_call"],
             value=result.final_output.model_dump() if how.schema else None,
             tokens=result.context_wrapper.usage.total_tokens,
         )
-        told.add(texts if pieces is None else pieces, "".join(texts))
-        return told
+        answer.add(texts if pieces is None else pieces, "".join(texts))
+        return answer
 
 
 def _is_text(event: Any) -> bool:

@@ -25,7 +25,7 @@ from agents import (
 from agents.models.openai_responses import ResponsesWebSocketError
 from websockets.exceptions import InvalidStatus
 
-from clients.drivers import MODEL, PLAIN, How, Refused, Told, weather
+from clients.drivers import MODEL, PLAIN, Answer, How, Refused, weather
 from clients.drivers.agents_sdk import AgentsTalk
 
 
@@ -35,7 +35,7 @@ class AgentsWebSocketTalk(AgentsTalk):
     def model(self, client: openai.AsyncOpenAI) -> Any:
         return OpenAIResponsesWSModel(MODEL, client)
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         try:
             return super().ask(prompt, how)
         except ResponsesWebSocketError as error:
@@ -54,8 +54,8 @@ def run_with_tools(
 async def _run_with_tools(
     url: str, key: str, transport: str, shell: str, editor: Any, stream: bool, prompts: list[str]
 ) -> list[str]:
-    async def shout(_: Any, given: str) -> str:
-        return given.upper()
+    async def shout(_: Any, text: str) -> str:
+        return text.upper()
 
     shells = {
         "shell": ShellTool(lambda _: "ada"),

@@ -15,8 +15,8 @@ _PACKAGES = Path(__file__).resolve().parents[1] / "node/node_modules/@anthropic-
 
 def command() -> Path | None:
     """The program for this machine; None where there is none."""
-    found = sorted(_PACKAGES.glob("claude-code-*/claude"))
-    return found[0] if found else None
+    paths = sorted(_PACKAGES.glob("claude-code-*/claude"))
+    return paths[0] if paths else None
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ClaudeCode:
         program = command()
         assert program is not None
         printed = ["--output-format", "stream-json", "--verbose", "--permission-mode", "bypassPermissions"]
-        done = subprocess.run(
+        result = subprocess.run(
             [program, "-p", prompt, *printed, *options],
             env=self._environment,
             cwd=self.project,
@@ -75,4 +75,4 @@ class ClaudeCode:
             timeout=120,
             check=False,
         )
-        return Answer([json.loads(line) for line in done.stdout.splitlines()], done.stderr)
+        return Answer([json.loads(line) for line in result.stdout.splitlines()], result.stderr)

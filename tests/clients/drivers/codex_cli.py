@@ -44,8 +44,8 @@ class Answer:
 
     def items(self, kind: str) -> list[dict[str, Any]]:
         """The finished items of a kind."""
-        done = [event["item"] for event in self.events if event["type"] == "item.completed"]
-        return [item for item in done if item["type"] == kind]
+        items = [event["item"] for event in self.events if event["type"] == "item.completed"]
+        return [item for item in items if item["type"] == kind]
 
 
 class Codex:
@@ -73,7 +73,7 @@ class Codex:
         """A turn; with `resume` it goes on from the last."""
         # Its own sandbox needs rights that a container may not have; the commands are those of the script.
         options = ["--json", "--skip-git-repo-check", "-s", "danger-full-access", "-C", str(self.project)]
-        done = subprocess.run(
+        result = subprocess.run(
             [_NODE, _COMMAND, "exec", *options, *(["resume", "--last"] if resume else []), prompt],
             env=self._environment,
             stdin=subprocess.DEVNULL,
@@ -82,4 +82,4 @@ class Codex:
             timeout=60,
             check=False,
         )
-        return Answer([json.loads(line) for line in done.stdout.splitlines()], done.stderr)
+        return Answer([json.loads(line) for line in result.stdout.splitlines()], result.stderr)

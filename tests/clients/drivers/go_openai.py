@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from clients.drivers import MODEL, OWN_TOOL, PLAIN, How, Refused, Talk, Told
+from clients.drivers import MODEL, OWN_TOOL, PLAIN, Answer, Conversation, How, Refused
 
 _DATA = re.compile(rb"^data:\s*")
 _ERROR = re.compile(rb'^data:\s*{"error":')
@@ -35,7 +35,7 @@ PERSON_FORMAT = {
 }
 
 
-class GoOpenAITalk(Talk):
+class GoOpenAITalk(Conversation):
     """`CreateChatCompletion` and `CreateChatCompletionStream` with the transport of Go."""
 
     chains = False
@@ -44,7 +44,7 @@ class GoOpenAITalk(Talk):
         super().__init__(url, key, api)
         self.history: list[dict[str, Any]] = []
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         return self._send({"role": "user", "content": prompt}, how)
 
     def show(self, prompt: str, image: str, how: How = PLAIN) -> str:
@@ -52,22 +52,22 @@ class GoOpenAITalk(Talk):
         parts = [{"type": "text", "text": prompt}, {"type": "image_url", "image_url": {"url": image, "detail": "auto"}}]
         return self._send({"role": "user", "content": parts}, how).text
 
-    def _send(self, message: dict[str, Any], how: How = PLAIN) -> Told:
+    def _send(self, message: dict[str, Any], how: How = PLAIN) -> Answer:
         self.history.append(message)
-        told = Told()
+        result = Answer()
         while True:
-            answer, usage = self._step(told, how)
-            told.tokens += usage["total_tokens"]
+            answer, usage = self._step(result, how)
+            result.tokens += usage["total_tokens"]
             # A field that holds nothing is left out.
             self.history.append({name: value for name, value in answer.items() if value})
             for call in answer["tool_calls"]:
-                output = told.run(call["function"]["name"], call["function"]["arguments"])
+                output = result.run(call["function"]["name"], call["function"]["arguments"])
                 self.history.append({"role": "tool", "content": output, "tool_call_id": call["id"]})
             if not answer["tool_calls"]:
-                told.value = json.loads(told.text) if how.schema else None
-                return told
+                result.value = json.loads(result.text) if how.schema else None
+                return result
 
-    def _step(self, told: Told, how: How) -> tuple[dict[str, Any], dict[str, int]]:
+    def _step(self, result: Answer, how: How) -> tuple[dict[str, Any], dict[str, int]]:
         begin = [{"role": "system", "content": how.system}] if how.system else []
         body: dict[str, Any] = {"model": MODEL, "messages": [*begin, *self.history], **how.options}
         if how.schema:
@@ -78,10 +78,10 @@ class GoOpenAITalk(Talk):
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         response = self._post(body, how.stream)
         if not how.stream:
-            made = json.loads(_content(response))
-            message = made["choices"][0]["message"]
-            told.add([message["content"]] if message["content"] else [], message["content"])
-            return {"role": "assistant", "tool_calls": [], **message}, made["usage"]
+            payload = json.loads(_content(response))
+            message = payload["choices"][0]["message"]
+            result.add([message["content"]] if message["content"] else [], message["content"])
+            return {"role": "assistant", "tool_calls": [], **message}, payload["usage"]
         answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": []}
         usage: dict[str, int] = {}
         for chunk in _chunks(response):
@@ -89,7 +89,7 @@ class GoOpenAITalk(Talk):
             for choice in chunk["choices"]:
                 delta = choice["delta"]
                 if delta.get("content"):
-                    told.add([delta["content"]], delta["content"])
+                    result.add([delta["content"]], delta["content"])
                     answer["content"] += delta["content"]
                 for piece in delta.get("tool_calls", []):
                     if piece["index"] == len(answer["tool_calls"]):
@@ -122,14 +122,14 @@ def _content(response: http.client.HTTPResponse) -> bytes:
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     """The chunks of a stream up to its end; what ends it badly is raised, as far as it can be understood."""
-    kept, between, failed = b"", 0, False
+    buffered, between, failed = b"", 0, False
     for line in response:
         if failed:
             break
         stripped = line.strip()
         failed = bool(_ERROR.match(stripped))
         if failed or not _DATA.match(stripped):
-            kept += _DATA.sub(b"", stripped) if failed else stripped
+            buffered += _DATA.sub(b"", stripped) if failed else stripped
             between += 1
             if between > _LINES_BETWEEN_CHUNKS_MAX:
                 raise Refused(None, "stream has sent too many empty messages")
@@ -139,6 +139,6 @@ def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             return
         yield json.loads(data)
     try:
-        raise Refused(None, json.loads(kept)["error"]["message"])
+        raise Refused(None, json.loads(buffered)["error"]["message"])
     except ValueError:
         raise Refused(None, "unexpected end of JSON input") from None

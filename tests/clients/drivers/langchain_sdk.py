@@ -12,29 +12,29 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-from clients.drivers import MODEL, PLAIN, How, Talk, Told, weather
+from clients.drivers import MODEL, PLAIN, Answer, Conversation, How, weather
 from clients.drivers.openai_sdk import refusal
 from clients.drivers.shapes import Person
 
 
-class LangChainTalk(Talk):
+class LangChainTalk(Conversation):
     """`ChatOpenAI` in both of its protocols."""
 
     def __init__(self, url: str, key: str, api: str) -> None:
         super().__init__(url, key, api)
         self.history: list[Any] = []
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         self.history.append(HumanMessage(prompt))
-        told = Told()
+        answer = Answer()
         try:
-            while self._step(told, how):
+            while self._step(answer, how):
                 pass
         except openai.APIError as error:
             raise refusal(error) from error
-        return told
+        return answer
 
-    def _step(self, told: Told, how: How) -> bool:
+    def _step(self, answer: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         model: Any = ChatOpenAI(
             model=MODEL,
@@ -47,20 +47,20 @@ class LangChainTalk(Talk):
         )
         if how.schema:
             model = model.with_structured_output(Person)
-            told.value = (
+            answer.value = (
                 list(model.stream(self.history))[-1] if how.stream else model.invoke(self.history)
             ).model_dump()
             return False
         if how.tools:
             model = model.bind_tools([tool(weather)])
-        given = [*([SystemMessage(how.system)] if how.system else []), *self.history]
-        parts = list(model.stream(given)) if how.stream else [model.invoke(given)]
+        messages = [*([SystemMessage(how.system)] if how.system else []), *self.history]
+        parts = list(model.stream(messages)) if how.stream else [model.invoke(messages)]
         message: AIMessage = reduce(add, parts)
         assert not message.invalid_tool_calls
-        told.add([part.text for part in parts if part.text], message.text)
-        told.tokens += message.usage_metadata["total_tokens"]
+        answer.add([part.text for part in parts if part.text], message.text)
+        answer.tokens += message.usage_metadata["total_tokens"]
         self.history.append(message)
         for call in message.tool_calls:
-            output = told.run(call["name"], json.dumps(call["args"]))
+            output = answer.run(call["name"], json.dumps(call["args"]))
             self.history.append(ToolMessage(output, tool_call_id=call["id"]))
         return bool(message.tool_calls)

@@ -12,7 +12,7 @@ from typing import Any
 from click.testing import CliRunner
 from llm.cli import cli
 
-from clients.drivers import MODEL, PLAIN, How, Refused, Talk, Told
+from clients.drivers import MODEL, PLAIN, Answer, Conversation, How, Refused
 from clients.drivers.shapes import Person
 from clients.scenes import WEATHER
 
@@ -32,7 +32,7 @@ def _folder(url: str) -> TemporaryDirectory[str]:
     return folder
 
 
-class LLMTalk(Talk):
+class LLMTalk(Conversation):
     """A model of `extra-openai-models.yaml`, asked at the command line."""
 
     chains = False
@@ -44,29 +44,29 @@ class LLMTalk(Talk):
     def __init__(self, url: str, key: str, api: str) -> None:
         super().__init__(url, key, api)
         self.environment = {"LLM_USER_PATH": _folder(url).name}
-        self.begun = False
+        self.has_turns = False
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
-        words = ["prompt", prompt, "-m", self.api, "--key", self.key, "--usage"]
-        words += ["-s", how.system] if how.system else []
-        words += ["-c"] if self.begun else []
-        words += [] if how.stream else ["--no-stream"]
-        words += ["--functions", _FUNCTION, "--td"] if how.tools else []
-        words += ["--schema", json.dumps(Person.model_json_schema())] if how.schema else []
-        words += [word for name, value in how.options.items() for word in ("-o", name, str(value))]
-        done = CliRunner().invoke(cli, words, env=self.environment)
-        if done.exit_code:
-            status = re.search(r"Error code: (\d{3})", done.stderr)
-            raise Refused(int(status[1]) if status else None, done.stderr)
-        self.begun = True
-        text = done.stdout.removesuffix("\n")
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
+        args = ["prompt", prompt, "-m", self.api, "--key", self.key, "--usage"]
+        args += ["-s", how.system] if how.system else []
+        args += ["-c"] if self.has_turns else []
+        args += [] if how.stream else ["--no-stream"]
+        args += ["--functions", _FUNCTION, "--td"] if how.tools else []
+        args += ["--schema", json.dumps(Person.model_json_schema())] if how.schema else []
+        args += [word for name, value in how.options.items() for word in ("-o", name, str(value))]
+        result = CliRunner().invoke(cli, args, env=self.environment)
+        if result.exit_code:
+            status = re.search(r"Error code: (\d{3})", result.stderr)
+            raise Refused(int(status[1]) if status else None, result.stderr)
+        self.has_turns = True
+        text = result.stdout.removesuffix("\n")
         # It tells of the last request, as `Token usage: 10 input, 5 output`.
-        usage = re.search(r"Token usage: (\d+) input, (\d+) output", done.stderr)
+        usage = re.search(r"Token usage: (\d+) input, (\d+) output", result.stderr)
         tokens = int(usage[1]) + int(usage[2]) if usage else 0
-        return Told(text, 1, _calls(done.stderr), json.loads(text) if how.schema else None, tokens)
+        return Answer(text, 1, _calls(result.stderr), json.loads(text) if how.schema else None, tokens)
 
 
-def _calls(told: str) -> list[tuple[str, dict[str, Any]]]:
+def _calls(output: str) -> list[tuple[str, dict[str, Any]]]:
     """The calls of which the command tells, as `Tool call: name({…})`."""
-    found = re.findall(r"Tool call: (\w+)\((.*)\)", told)
-    return [(name, json.loads(given.replace("'", '"'))) for name, given in found]
+    matches = re.findall(r"Tool call: (\w+)\((.*)\)", output)
+    return [(name, json.loads(arguments.replace("'", '"'))) for name, arguments in matches]

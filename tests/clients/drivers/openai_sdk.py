@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 
-from clients.drivers import MODEL, OWN_TOOL, PLAIN, How, Refused, Talk, Told
+from clients.drivers import MODEL, OWN_TOOL, PLAIN, Answer, Conversation, How, Refused
 from clients.drivers.shapes import Person
 
 
@@ -20,7 +20,7 @@ def refusal(error: openai.APIError) -> Refused:
     return Refused(getattr(error, "status_code", None), error.message)
 
 
-class OpenAITalk(Talk):
+class OpenAITalk(Conversation):
     """Chat completions and responses, with the helpers `parse` and `stream`."""
 
     def __init__(self, url: str, key: str, api: str) -> None:
@@ -32,18 +32,18 @@ class OpenAITalk(Talk):
     def close(self) -> None:
         self.client.close()
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         self.history.append({"role": "user", "content": prompt})
         step = self._chat if self.api == "chat" else self._responses
-        told = Told()
+        answer = Answer()
         try:
-            while step(told, how):
+            while step(answer, how):
                 pass
         except openai.APIError as error:
             raise refusal(error) from error
-        return told
+        return answer
 
-    def _chat(self, told: Told, how: How) -> bool:
+    def _chat(self, answer: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         system = [{"role": "system", "content": how.system}] if how.system else []
         request = {"model": MODEL, "messages": [*system, *self.history], **how.options}
@@ -55,23 +55,23 @@ class OpenAITalk(Talk):
         if how.stream:
             with endpoint.stream(**request) as events:
                 pieces = [event.delta for event in events if event.type == "content.delta"]
-                done = events.get_final_completion()
+                result = events.get_final_completion()
         else:
-            done = (endpoint.parse if how.schema else endpoint.create)(**request)
-            pieces = [done.choices[0].message.content or ""]
-        choice, message = done.choices[0], done.choices[0].message
-        told.add(pieces, message.content)
-        told.tokens += done.usage.total_tokens
-        told.value = message.parsed.model_dump() if how.schema else None
+            result = (endpoint.parse if how.schema else endpoint.create)(**request)
+            pieces = [result.choices[0].message.content or ""]
+        choice, message = result.choices[0], result.choices[0].message
+        answer.add(pieces, message.content)
+        answer.tokens += result.usage.total_tokens
+        answer.value = message.parsed.model_dump() if how.schema else None
         self.history.append(message)
         calls = message.tool_calls or []
         assert choice.finish_reason == ("tool_calls" if calls else "stop")
         for call in calls:
-            output = told.run(call.function.name, call.function.arguments)
+            output = answer.run(call.function.name, call.function.arguments)
             self.history.append({"role": "tool", "tool_call_id": call.id, "content": output})
         return bool(calls)
 
-    def _responses(self, told: Told, how: How) -> bool:
+    def _responses(self, answer: Answer, how: How) -> bool:
         """One request; whether another must follow."""
         request = {"model": MODEL, "input": self.history, "instructions": how.system or None, **how.options}
         if how.chain and self.last:
@@ -84,18 +84,18 @@ class OpenAITalk(Talk):
         if how.stream:
             with endpoint.stream(**request) as events:
                 pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
-                done = events.get_final_response()
+                result = events.get_final_response()
         else:
-            done = (endpoint.parse if how.schema else endpoint.create)(**request)
-            pieces = [done.output_text]
-        assert done.status == "completed"
-        told.add(pieces, done.output_text)
-        told.tokens += done.usage.total_tokens
-        told.value = done.output_parsed.model_dump() if how.schema else None
-        self.last = done.id
-        self.history = [] if how.chain else [*self.history, *done.output]
-        calls = [item for item in done.output if item.type == "function_call"]
+            result = (endpoint.parse if how.schema else endpoint.create)(**request)
+            pieces = [result.output_text]
+        assert result.status == "completed"
+        answer.add(pieces, result.output_text)
+        answer.tokens += result.usage.total_tokens
+        answer.value = result.output_parsed.model_dump() if how.schema else None
+        self.last = result.id
+        self.history = [] if how.chain else [*self.history, *result.output]
+        calls = [item for item in result.output if item.type == "function_call"]
         for call in calls:
-            output = told.run(call.name, call.arguments)
+            output = answer.run(call.name, call.arguments)
             self.history.append({"type": "function_call_output", "call_id": call.call_id, "output": output})
         return bool(calls)

@@ -20,7 +20,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from clients.drivers import MODEL, PLAIN, How, Refused, Talk, Told, weather
+from clients.drivers import MODEL, PLAIN, Answer, Conversation, How, Refused, weather
 from clients.drivers.shapes import Person
 
 _MODELS = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel}
@@ -28,7 +28,7 @@ _MODELS = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel}
 _RESULTS = {"chat": Person, "responses": NativeOutput(Person)}
 
 
-class PydanticAITalk(Talk):
+class PydanticAITalk(Conversation):
     """An agent with one function at most."""
 
     returns_server_items = False
@@ -37,14 +37,14 @@ class PydanticAITalk(Talk):
         super().__init__(url, key, api)
         self.history: list[ModelMessage] = []
 
-    def ask(self, prompt: str, how: How = PLAIN) -> Told:
+    def ask(self, prompt: str, how: How = PLAIN) -> Answer:
         try:
             return asyncio.run(self._ask(prompt, how))
         except AgentRunError as error:
             status = error.status_code if isinstance(error, ModelHTTPError) else None
             raise Refused(status, str(error)) from error
 
-    async def _ask(self, prompt: str, how: How) -> Told:
+    async def _ask(self, prompt: str, how: How) -> Answer:
         pieces: list[str] = []
 
         async def watch(_: object, events: AsyncIterable[object]) -> None:
@@ -72,11 +72,11 @@ class PydanticAITalk(Talk):
         parts = [part for message in answers for part in message.parts]
         texts = [part.content for part in parts if isinstance(part, TextPart)]
         calls = [part for part in parts if isinstance(part, ToolCallPart)]
-        told = Told(
+        answer = Answer(
             # The function that takes the result is the library's own.
             calls=[(call.tool_name, call.args_as_dict()) for call in calls if call.tool_name != "final_result"],
             value=result.output.model_dump() if how.schema else None,
             tokens=result.usage.total_tokens,
         )
-        told.add(pieces if how.stream else texts, "".join(texts))
-        return told
+        answer.add(pieces if how.stream else texts, "".join(texts))
+        return answer

@@ -83,45 +83,45 @@ class Chat:
 
     def ask(self, text: str, tasks: tuple[str, ...] = (), files: list[Json] | None = None, **more: Any) -> Json:
         """Say something and wait for the answer."""
-        asked, answered = str(uuid.uuid4()), str(uuid.uuid4())
-        message = {"id": asked, "parentId": self.last or None, "childrenIds": [answered], "role": "user"}
+        question_id, answer_id = str(uuid.uuid4()), str(uuid.uuid4())
+        message = {"id": question_id, "parentId": self.last or None, "childrenIds": [answer_id], "role": "user"}
         message |= {"content": text, "timestamp": int(time.time()), "models": [MODEL]}
         message |= {"files": files} if files else {}
         self.messages.append({"role": "user", "content": text})
-        body = {"messages": self.messages, "parent_id": self.last or None, "id": answered, "user_message": message}
-        return self._complete(answered, {**body, "background_tasks": dict.fromkeys(tasks, True), **more})
+        body = {"messages": self.messages, "parent_id": self.last or None, "id": answer_id, "user_message": message}
+        return self._complete(answer_id, {**body, "background_tasks": dict.fromkeys(tasks, True), **more})
 
     def go_on(self) -> Json:
         """What "Continue Response" does."""
         body = {"messages": self.messages, "id": self.last, "assistant_message_id": self.last}
         return self._complete(self.last, body)
 
-    def _complete(self, answered: str, body: Json) -> Json:
+    def _complete(self, answer_id: str, body: Json) -> Json:
         place = {"chat_id": self.id} if self.id else {}
         base = {"stream": True, "model": MODEL, "params": {}, "features": {}, "variables": {}, "session_id": "page"}
-        told = self.webui.call("POST", "/api/chat/completions", {**base, **place, **body})
-        self.id, self.last = told["chat_id"], answered
+        result = self.webui.call("POST", "/api/chat/completions", {**base, **place, **body})
+        self.id, self.last = result["chat_id"], answer_id
         tasks = f"/api/tasks/chat/{self.id}"
         self.until(
             lambda chat: (
                 not self.webui.call("GET", tasks)["task_ids"]
-                and chat["history"]["messages"].get(answered, {}).get("done")
+                and chat["history"]["messages"].get(answer_id, {}).get("done")
             )
         )
-        done = self.webui.call("GET", f"/api/v1/chats/{self.id}")["chat"]
-        found: Json = done["history"]["messages"][answered]
-        self.messages = [m for m in self.messages if m.get("id") != answered]
-        self.messages.append({"role": "assistant", "content": found.get("content", ""), "id": answered})
-        return found
+        chat = self.webui.call("GET", f"/api/v1/chats/{self.id}")["chat"]
+        message: Json = chat["history"]["messages"][answer_id]
+        self.messages = [m for m in self.messages if m.get("id") != answer_id]
+        self.messages.append({"role": "assistant", "content": message.get("content", ""), "id": answer_id})
+        return message
 
     def until(self, holds: Callable[[Json], Any]) -> Json:
         """The chat as it is kept, once something holds of it."""
         until = time.monotonic() + _ANSWERS_WITHIN_S
         while True:
-            kept: Json = self.webui.call("GET", f"/api/v1/chats/{self.id}")
-            if holds(kept["chat"]):
-                return kept["chat"]
-            assert time.monotonic() < until, f"the chat did not come to this: {json.dumps(kept)[:4000]}"
+            chat: Json = self.webui.call("GET", f"/api/v1/chats/{self.id}")
+            if holds(chat["chat"]):
+                return chat["chat"]
+            assert time.monotonic() < until, f"the chat did not come to this: {json.dumps(chat)[:4000]}"
             time.sleep(0.1)
 
 

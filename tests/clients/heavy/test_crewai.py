@@ -112,5 +112,5 @@ def test_crew_without_function_calling_uses_text_format(hermes: Hermes, model: A
 
     model.handler = reply
     assert kickoff(hermes, way, supports_function_calling=lambda: False) == ANSWER
-    said = [turn.text for turn in model.requests[-1].turns]
-    assert any(f"Observation: {WEATHER}" in text for text in said)
+    texts = [turn.text for turn in model.requests[-1].turns]
+    assert any(f"Observation: {WEATHER}" in text for text in texts)

@@ -20,8 +20,8 @@ TEXT = "".join(HELLO)
 
 @pytest.fixture(scope="module")
 def webui(hermes: Hermes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenWebUI]:
-    with running(tmp_path_factory.mktemp("open-webui"), hermes) as found:
-        yield found
+    with running(tmp_path_factory.mktemp("open-webui"), hermes) as webui:
+        yield webui
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def model(hermes: Hermes) -> Iterator[Any]:
     hermes.model.handler = before
 
 
-def said(hermes: Hermes) -> list[tuple[str, str]]:
+def last_messages(hermes: Hermes) -> list[tuple[str, str]]:
     """What the model was asked with last, without the system's part."""
     return [(turn.role, turn.text) for turn in hermes.model.requests[-1].turns if turn.role != "system"]
 
@@ -49,35 +49,35 @@ def test_chat_continues(hermes: Hermes, connected: OpenWebUI) -> None:
     chat = connected.begin("say hello")
     assert chat.messages[-1]["content"] == TEXT
     assert chat.ask("count")["content"] == "2 questions so far."
-    assert said(hermes) == [("user", "say hello"), ("assistant", TEXT), ("user", "count")]
+    assert last_messages(hermes) == [("user", "say hello"), ("assistant", TEXT), ("user", "count")]
 
 
 def test_title_tags_and_follow_up_tasks(model: Any, connected: OpenWebUI) -> None:
     """Title, tags and follow-ups are questions of their own, which are no part of the chat."""
-    told = {
+    answers = {
         "title": {"title": "A Greeting"},
         "tags": {"tags": ["Greetings", "Small Talk"]},
         "follow_ups": {"follow_ups": ["And in French?"]},
     }
 
     def reply(request: Request) -> Reply:
-        asked = request.turns[-1].text
-        task = next((name for name in told if f'"{name}"' in asked), None)
-        return Reply(text=json.dumps(told[task]), continues=False) if task else answer(request)
+        text = request.turns[-1].text
+        task = next((name for name in answers if f'"{name}"' in text), None)
+        return Reply(text=json.dumps(answers[task]), continues=False) if task else answer(request)
 
     model.handler = reply
     chat = connected.begin("say hello", TASKS)
     assert chat.messages[-1]["content"] == TEXT
-    kept = chat.until(
-        lambda found: found["title"] == "A Greeting" and found["history"]["messages"][chat.last].get("followUps")
+    state = chat.until(
+        lambda loaded: loaded["title"] == "A Greeting" and loaded["history"]["messages"][chat.last].get("followUps")
     )
-    assert kept["history"]["messages"][chat.last]["followUps"] == ["And in French?"]
+    assert state["history"]["messages"][chat.last]["followUps"] == ["And in French?"]
     chat.until(lambda _: len(connected.call("GET", f"/api/v1/chats/{chat.id}/tags")) == 2)
     assert chat.ask("count")["content"] == "2 questions so far."
 
 
 @pytest.mark.parametrize("prompt", ["use your list", "misuse your list"])
-def test_server_tool_is_not_taken_for_client_tool(connected: OpenWebUI, prompt: str) -> None:
+def test_server_tool_is_not_treated_as_client_tool(connected: OpenWebUI, prompt: str) -> None:
     chat = connected.begin(prompt)
     assert "".join(LOOKING) in chat.messages[-1]["content"]
     assert chat.messages[-1]["content"].strip().endswith("".join(FOUND))
@@ -115,8 +115,8 @@ def test_client_tools_and_long_answers(model: Any, connected: OpenWebUI, garden:
         return Reply(text=long, continues=False)
 
     model.handler = reply
-    found = connected.begin("What grows there?", tool_ids=[garden]).messages[-1]
-    assert found["content"].endswith("".join(long).strip())
+    message = connected.begin("What grows there?", tool_ids=[garden]).messages[-1]
+    assert message["content"].endswith("".join(long).strip())
 
 
 def test_failure_is_shown(connected: OpenWebUI) -> None:
@@ -137,13 +137,13 @@ def test_continue_response(hermes: Hermes, model: Any, webui: OpenWebUI) -> None
     assert chat.messages[-1]["content"] == story
     chat.go_on()
     assert chat.messages[-1]["content"] == story + end
-    assert ("assistant", story) in said(hermes)
+    assert ("assistant", story) in last_messages(hermes)
 
 
 def test_continue_response_is_unsupported_over_responses(hermes: Hermes, model: Any, webui: OpenWebUI) -> None:
-    """The protocol has no such request: the user is told so, and the chat continues."""
+    """The protocol has no such request: the user sees an error, and the chat continues."""
     webui.connect(hermes, "responses")
     chat = webui.begin("say hello")
-    told = chat.go_on()
-    assert "The last item of input" in json.dumps(told["error"])
-    assert told["content"] == TEXT
+    message = chat.go_on()
+    assert "The last item of input" in json.dumps(message["error"])
+    assert message["content"] == TEXT

@@ -24,11 +24,11 @@ class Weather:
     """A plugin with the client's one function."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     @kernel_function(name="weather", description="The weather in a city.")
     def weather(self, city: str) -> str:
-        self.asked.append(city)
+        self.requests.append(city)
         return WEATHER
 
 
@@ -41,9 +41,11 @@ def model(hermes: Hermes) -> Iterator[None]:
         results = [turn.text for turn in request.turns if turn.role == "tool"]
         if results and request.turns[-1].text.startswith("use my weather"):
             return Reply(text=" and ".join(results), continues=False)
-        made = answer(request)
-        calls = [replace(call, name="Weather-weather") if call.name == "weather" else call for call in made.tool_calls]
-        return replace(made, tool_calls=calls)
+        response = answer(request)
+        calls = [
+            replace(call, name="Weather-weather") if call.name == "weather" else call for call in response.tool_calls
+        ]
+        return replace(response, tool_calls=calls)
 
     before, hermes.model.handler = hermes.model.handler, reply
     yield
@@ -108,8 +110,8 @@ def test_client_plugin_is_called(hermes: Hermes, way: Any, prompt: str) -> None:
         plugin = Weather()
         agent = OpenAIResponsesAgent(ai_model_id=MODEL, client=client, name="Tester", plugins=[plugin])
         text, _ = await way.ask(agent, prompt)
-        assert text == " and ".join([WEATHER] * len(plugin.asked)) or text == f"It is {WEATHER}."
-        assert plugin.asked == (["Paris", "Rome"] if prompt.endswith("twice") else ["Paris"])
+        assert text == " and ".join([WEATHER] * len(plugin.requests)) or text == f"It is {WEATHER}."
+        assert plugin.requests == (["Paris", "Rome"] if prompt.endswith("twice") else ["Paris"])
 
     run(hermes, flow)
 
@@ -121,7 +123,7 @@ def test_thread_is_a_response_chain(hermes: Hermes, way: Any) -> None:
         thread: Any = ResponsesAgentThread(client=client)
         await way.ask(agent, "use my weather", thread)
         assert (await way.ask(agent, "say hello", thread))[0] == "".join(HELLO)
-        assert said(hermes) == [
+        assert last_messages(hermes) == [
             ("user", "use my weather"),
             ("assistant", ""),
             ("tool", WEATHER),
@@ -129,8 +131,8 @@ def test_thread_is_a_response_chain(hermes: Hermes, way: Any) -> None:
             ("assistant", WEATHER),
             ("user", "say hello"),
         ]
-        kept = [str(message) async for message in thread.get_messages()]
-        assert "say hello" in kept
+        messages = [str(message) async for message in thread.get_messages()]
+        assert "say hello" in messages
         await thread.delete()
 
     run(hermes, flow)
@@ -146,12 +148,12 @@ def test_thread_without_store_sends_everything(hermes: Hermes, way: Any) -> None
         assert WEATHER in (await way.ask(agent, "use my weather", thread))[0]
         assert (await way.ask(agent, "say hello", thread))[0] == "".join(HELLO)
         # A thread of this kind holds what is asked already, and it is sent beside it.
-        assert said(hermes)[-2:] == [("user", "say hello")] * 2
+        assert last_messages(hermes)[-2:] == [("user", "say hello")] * 2
 
     run(hermes, flow)
 
 
-def said(hermes: Hermes) -> list[tuple[str, str]]:
+def last_messages(hermes: Hermes) -> list[tuple[str, str]]:
     """What the model was asked with last, without the system's part."""
     return [(turn.role, turn.text) for turn in hermes.model.requests[-1].turns if turn.role != "system"]
 

@@ -35,12 +35,12 @@ def receive() -> dict[str, Any]:
     line = sys.stdin.readline()
     if not line:
         sys.exit(0)
-    found: dict[str, Any] = json.loads(line)
-    return found
+    payload: dict[str, Any] = json.loads(line)
+    return payload
 
 
-def text(said: str) -> dict[str, Any]:
-    return {"content": [{"type": "text", "text": said}]}
+def text(text: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}]}
 
 
 def listing(cursor: str | None) -> dict[str, Any]:
@@ -48,8 +48,8 @@ def listing(cursor: str | None) -> dict[str, Any]:
     if MODE == "endless":
         return {"tools": [{"name": f"t{at}", "inputSchema": OBJECT}], "nextCursor": str(at + 1)}
     if MODE == "many":
-        found = [{"name": f"t{n:03}", "description": "d" * 400, "inputSchema": OBJECT} for n in range(at, at + 100)]
-        return {"tools": found, **({"nextCursor": str(at + 100)} if at < 400 else {})}
+        tools = [{"name": f"t{n:03}", "description": "d" * 400, "inputSchema": OBJECT} for n in range(at, at + 100)]
+        return {"tools": tools, **({"nextCursor": str(at + 100)} if at < 400 else {})}
     if MODE == "lies":
         return {"tools": LIES}
     names = [*PLAIN, *(["changed"] if os.environ.get("CHANGED") else [])]
@@ -76,11 +76,11 @@ def call(name: str) -> dict[str, Any]:
             send({"id": f"q{number}", "method": "roots/list"})
             assert receive()["error"]["code"] == -32601
     if name == "ask":
-        told = []
+        codes = []
         for method in ("sampling/createMessage", "elicitation/create", "roots/list", "ping"):
             send({"id": method, "method": method, "params": {}})
-            told.append(receive().get("error", {}).get("code"))
-        return text(json.dumps(told))
+            codes.append(receive().get("error", {}).get("code"))
+        return text(json.dumps(codes))
     if name == "pid":
         return text(str(os.getpid()))
     if name == "nest":
@@ -118,8 +118,12 @@ def main() -> None:
             continue
         if method == "initialize":
             tools: dict[str, Any] = {"tools": {"listChanged": True}, **({"resources": {}} if MODE == "lies" else {})}
-            told = {"protocolVersion": "2025-06-18", "capabilities": tools, "serverInfo": {"name": "r", "version": "1"}}
-            send({"id": request["id"], "result": told})
+            result = {
+                "protocolVersion": "2025-06-18",
+                "capabilities": tools,
+                "serverInfo": {"name": "r", "version": "1"},
+            }
+            send({"id": request["id"], "result": result})
         elif method == "tools/list":
             send({"id": request["id"], "result": listing(params.get("cursor"))})
             if MODE in FLOODS:

@@ -29,31 +29,31 @@ def invalid(field: str, problem: str) -> RequestError:
 def message_of(blocks: Sequence[Any]) -> tuple[Content, str]:
     """The message of a prompt, and its text. Files that are embedded come with it; those that are only linked are named,
     for the agent to read."""
-    words, attached = list[str](), list[JsonObject]()
+    texts, attached = list[str](), list[JsonObject]()
     for at, block in enumerate(blocks):
         field = f"prompt[{at}]"
         if block.type == "text":
-            words.append(block.text)
+            texts.append(block.text)
         elif block.type == "image":
             attached.append(_image(field, block.data))
         elif block.type == "resource_link":
-            words.append(_link(block.uri, block.name))
+            texts.append(_link(block.uri, block.name))
         elif block.type == "resource":
-            words.append(_link(block.resource.uri))
+            texts.append(_link(block.resource.uri))
             attached.append(_resource(f"{field}.resource", block.resource))
         else:
             raise invalid(f"{field}.type", f"is {block.type!r}, which is not supported")
-    text = "".join(words)
+    text = "".join(texts)
     if not text.strip() and not attached:
         raise invalid("prompt", "is empty")
     return ([{"type": "text", "text": text}, *attached] if attached else text), text
 
 
 def _image(field: str, data: str) -> JsonObject:
-    made = part("image", _decoded(f"{field}.data", data))
-    if made["type"] != "image_url":
+    content_part = part("image", _decoded(f"{field}.data", data))
+    if content_part["type"] != "image_url":
         raise invalid(f"{field}.data", "is no PNG, JPEG, GIF or WebP image")
-    return made
+    return content_part
 
 
 def _resource(field: str, resource: Any) -> JsonObject:
@@ -92,8 +92,8 @@ def _path(uri: str) -> str:
 
 def blocks_of(content: Content | None) -> Iterator[JsonObject]:
     """A stored message as it was typed: its words and images, without the text of attached files."""
-    if words := own_text_of(content):
-        yield {"type": "text", "text": words}
+    if text := own_text_of(content):
+        yield {"type": "text", "text": text}
     for piece in content if isinstance(content, list) else ():
         url = str((piece.get("image_url") or {}).get("url", "")) if piece.get("type") == "image_url" else ""
         if match := _DATA_URL.match(url):

@@ -83,7 +83,7 @@ class EditorScreen(Lines):
         self._updates.begin()
         self.result, self.failure = None, {}
 
-    gone = Lines.begin
+    reset = Lines.begin
 
     def show(self, event: JsonObject) -> None:
         for update in self._updates.render(event):

@@ -79,8 +79,8 @@ class Updates:
         kind = event["event"]
         if (render := self._EVENTS.get(kind)) is not None:
             yield from render(self, event)
-        elif (words := NOTES.get(kind)) is not None:
-            yield thought(f"{words(event)}\n\n")
+        elif (format_note := NOTES.get(kind)) is not None:
+            yield thought(f"{format_note(event)}\n\n")
 
     # --- what the model says -----------------------------------------------------------------------------------------
 

@@ -232,24 +232,24 @@ class ToolRound:
                 first.setdefault(key, work)
 
     async def _carry_out(self, work: PendingCall, steer: Callable[[], str]) -> None:
-        began = time.monotonic()
+        started_at = time.monotonic()
         if work.same_as is not None and work.same_as.outcome is not None:
             first, work.images = work.same_as.outcome, work.same_as.images
-            await self._finish(work, first.status, text_of(first.content), began, code=first.code, steer=steer)
+            await self._finish(work, first.status, text_of(first.content), started_at, code=first.code, steer=steer)
             return
         if work.refusal is not None or work.tool is None:
-            await self._finish(work, "error", work.refusal or {}, began, steer=steer)
+            await self._finish(work, "error", work.refusal or {}, started_at, steer=steer)
             return
         before = self._before.pop(work.call.id, None)
         if before is not None and before.known != "not_done":
-            await self._finish(work, *before.answer(), began, steer=steer)
+            await self._finish(work, *before.answer(), started_at, steer=steer)
             return
         work.repeated = before is not None
         status, answer, effect = await self._guarded(work.tool, work)
         text = "\n".join([render(answer), *work.images])
         if hint := self._guard.hint(work.tool.name, work.args, status, effect, text):
             answer["hint"] = f"{answer['hint']} {hint}" if answer.get("hint") else hint
-        await self._finish(work, status, answer, began, steer=steer)
+        await self._finish(work, status, answer, started_at, steer=steer)
 
     async def _guarded(self, tool: ToolDef, work: PendingCall) -> tuple[Status, Answer, Effect]:
         """Start and run a tool. A defect of the tool fails only this call."""
@@ -337,7 +337,7 @@ class ToolRound:
         work: PendingCall,
         status: Status,
         answer: Answer | str,
-        began: float,
+        started_at: float,
         *,
         code: str = "",
         steer: Callable[[], str] = str,
@@ -357,7 +357,7 @@ class ToolRound:
         if steering:
             content = f"{content}\n\n{steering}"
         event = self.log.event("tool.finished", call_id=work.call.id, name=name, status=status, code=code, row=None)
-        event.data |= {"duration_ms": round((time.monotonic() - began) * 1000), "chars": len(content)}
+        event.data |= {"duration_ms": round((time.monotonic() - started_at) * 1000), "chars": len(content)}
         event.data |= {"spilled": spilled, "repeated": work.repeated, "parent_call_id": work.parent}
         event.data |= {"foreign": True} if work.foreign else {}
         message_content = with_images(content, work.images if status == "ok" else ())

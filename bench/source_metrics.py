@@ -1,4 +1,4 @@
-"""`make house`: how large and how tangled the source is, and how many functions a request and a token pass."""
+"""`make source-metrics`: how large and how tangled the source is, and how many functions a request and a token pass."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def package_of(name: str) -> str:
     return parts[1] if parts[0] == "hermes" and len(parts) > 1 else ""
 
 
-def cycles(found: dict[Path, ast.Module]) -> list[list[str]]:
+def cycles(modules: dict[Path, ast.Module]) -> list[list[str]]:
     """Packages that import each other, directly or not."""
     edges: dict[str, set[str]] = {}
-    for path, tree in found.items():
+    for path, tree in modules.items():
         own = package_of(".".join(path.relative_to(SRC).with_suffix("").parts))
         edges.setdefault(own, set()).update({package_of(name) for name in imported(path, tree)} - {own, ""})
     reached = {name: reachable(name, edges) for name in edges if name}
@@ -101,12 +101,12 @@ def calls_per_token() -> float:
             if event == "call" and not frame.f_code.co_filename.startswith(str(ROOT / "bench")):
                 next(count)
 
-        async def counted() -> None:
+        async def count_calls() -> None:
             sys.setprofile(profile)
-            await guard.way(chunks)
+            await guard.way("chat", chunks)
             sys.setprofile(None)
 
-        uvloop.run(counted())
+        uvloop.run(count_calls())
         return next(count)
 
     calls(TOKENS)  # the first time modules are imported
@@ -120,7 +120,7 @@ def functions_per_request() -> tuple[int, int]:
         settings: dict[str, Any] = {**SETTINGS, "model": {**SETTINGS["model"], "base_url": model.url}}
         (home / "config.yaml").write_text(yaml.safe_dump(settings))
         (home / "workspace").mkdir()
-        command = [sys.executable, "-m", "bench.house", "serve", str(out)]
+        command = [sys.executable, "-m", "bench.source_metrics", "serve", str(out)]
 
         async def ask(url: str, times: int) -> None:
             client = await connect(url)
@@ -158,11 +158,11 @@ def serve(out: Path) -> None:
             ours = {f"{c.co_filename}:{c.co_qualname}" for c in entered if c.co_filename.startswith(str(SRC))}
             out.write_text(json.dumps(sorted(ours)))
 
-    async def asked(self: Caller, *args: Any, **options: Any) -> Any:
+    async def count_functions(self: Caller, *args: Any, **options: Any) -> Any:
         keep()
         return await ask(self, *args, **options)
 
-    Caller.ask = asked  # type: ignore[method-assign]
+    Caller.ask = count_functions  # type: ignore[method-assign]
     signal.signal(signal.SIGUSR1, begin)
     sys.exit(hermes(["gateway", "run", "--port", "0"]))
 
@@ -177,15 +177,15 @@ def cpu_of_a_plain_turn() -> str:
 
 def main() -> None:
     """Print the table."""
-    found = trees()
+    sources = trees()
     functions = [
-        n for t in found.values() for n in ast.walk(t) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+        n for t in sources.values() for n in ast.walk(t) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
-    names = [n for t in found.values() for n in ast.walk(t) if isinstance(n, ast.Name)]
-    knots = cycles(found)
+    names = [n for t in sources.values() for n in ast.walk(t) if isinstance(n, ast.Name)]
+    knots = cycles(sources)
     entered, modules = functions_per_request()
     rows = (
-        ("lines under src/", sum(len(p.read_text().splitlines()) for p in found), "≤ 38,000"),
+        ("lines under src/", sum(len(p.read_text().splitlines()) for p in sources), "≤ 38,000"),
         ("package cycles, with type checking", f"{len(knots)}: {'; '.join(' '.join(one) for one in knots)}", "0"),
         ("functions before the model is asked", f"{entered} in {modules} modules", "≤ 250"),
         ("Python calls per streamed token", f"{calls_per_token():.1f}", "≤ 20"),
@@ -197,7 +197,7 @@ def main() -> None:
         ),
         (
             "uses of another module's _names, but for compat",
-            sum(private_uses(tree) for path, tree in found.items() if path.name != "compat.py"),
+            sum(private_uses(tree) for path, tree in sources.items() if path.name != "compat.py"),
             "0",
         ),
         ("CPU per plain turn", cpu_of_a_plain_turn(), "≤ 0.6 ms"),

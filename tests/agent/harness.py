@@ -1,4 +1,4 @@
-"""What the agent's tests share: a home with its app, tools made for a test, and runs followed to their end."""
+"""Shared by the agent's tests: a home with its app, tools defined by a test, and runs read to their end."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ PROTOCOLS: tuple[Protocol, ...] = ("chat", "responses", "anthropic")
 MODES = {"chat": "chat_completions", "responses": "codex_responses", "anthropic": "anthropic_messages"}
 KEY = "sk-test-0123456789abcdef"
 FINAL = {"run.completed", "run.failed", "run.cancelled"}
-# Shown while they happen and kept nowhere.
+# Sent to live readers only, never stored.
 LIVE_ONLY = {"tool.drafted", "tool.output"}
 Json = dict[str, Any]
 
-# A title is asked for behind the back of a turn, and would eat the script of a test about something else.
+# The request for a title would consume a reply of the script in tests about something else.
 QUIET = {"auxiliary": {"title_generation": {"enabled": False}}}
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A run that has ended: its result and the events that a reader from the start saw."""
+class CompletedRun:
+    """A run that has ended: its result, and the events of a reader that subscribed at the start."""
 
     spec: RunSpec
     result: Json
@@ -55,27 +55,27 @@ class Ran:
     def final(self) -> Json:
         return self.events[-1]
 
-    def of(self, *types: str) -> list[Json]:
+    def events_of(self, *types: str) -> list[Json]:
         return [event for event in self.events if event["type"] in types]
 
-    def one(self, kind: str) -> Json:
-        found = self.of(kind)
-        assert len(found) == 1, f"{len(found)} events {kind} in {self.types}"
-        return found[0]
+    def event(self, kind: str) -> Json:
+        events = self.events_of(kind)
+        assert len(events) == 1, f"{len(events)} events {kind} in {self.types}"
+        return events[0]
 
     def text(self, kind: str = "text.delta") -> str:
         """All messages' text in one, each rebuilt from its deltas."""
         return "".join(rebuilt(self.events, kind).values())
 
     def actions(self) -> list[str]:
-        """What was done about failures, in order, switches included."""
+        """The recovery actions in order, switches to a fallback included."""
         switch = {"type": "model.retrying", "action": "fallback"}
-        done = [
+        switches = [
             switch if event["type"] == "model.switched" else event
-            for event in self.of("model.retrying", "model.switched")
+            for event in self.events_of("model.retrying", "model.switched")
         ]
         # A switch may have been announced as well, as every wait is.
-        return [event["action"] for event in done if event is switch or event["action"] != "fallback"]
+        return [event["action"] for event in switches if event is switch or event["action"] != "fallback"]
 
     def tool_results(self) -> list[Json]:
         """The parsed tool messages of this turn, as the result shows them, without the frame of foreign ones."""
@@ -110,8 +110,8 @@ def check_laws(events: list[Json]) -> None:
             assert event["text_length"] == lengths.get(event["message_id"], 0)
 
 
-class House:
-    """A home, its app, and the calls that tests make of them."""
+class Harness:
+    """A home and its app, with methods that start runs."""
 
     def __init__(self, home: Home, settings: Json) -> None:
         self.home = home
@@ -128,7 +128,7 @@ class House:
         self.home.config_file.write_text(yaml.safe_dump({**QUIET, **settings}))
 
     def offer(self, *tools: ToolDef) -> None:
-        """The tools there are, and that runs of this house are offered from now on."""
+        """Register these tools as the only ones, and offer them to runs from now on."""
         registry = Registry(tools)
         self.app.services = replace(self.app.services, registry=lambda: registry)
         self.toolsets = frozenset(tool.toolset for tool in tools)
@@ -136,7 +136,7 @@ class House:
     def spec(
         self, where: ModelServer | str | None, message: Any = "hi", protocol: str = "chat", **fields: Any
     ) -> RunSpec:
-        """A turn that leaves nothing behind, unless the fields say otherwise."""
+        """The spec of a turn; it is not persisted unless `fields` has `persist`."""
         base = where.url if isinstance(where, ModelServer) else where
         of_route = {name: fields.pop(name) for name in ("model", "provider", "api_key", "fallbacks") if name in fields}
         if base is not None:
@@ -150,14 +150,14 @@ class House:
 
     async def run(
         self, where: ModelServer | str | None, message: Any = "hi", protocol: str = "chat", **fields: Any
-    ) -> Ran:
+    ) -> CompletedRun:
         return await self.carry_out(self.spec(where, message, protocol, **fields))
 
-    async def carry_out(self, spec: RunSpec) -> Ran:
+    async def carry_out(self, spec: RunSpec) -> CompletedRun:
         return await (await self.begin(spec)).end()
 
     async def begin(self, spec: RunSpec) -> Running:
-        """A run under way, followed from its first event."""
+        """Start a run and read its events from the first on."""
         live = await self.engine.start(spec)
         return Running(self, live)
 
@@ -170,17 +170,17 @@ class House:
 
 
 class Running:
-    """A run under way with a reader of its own."""
+    """A running run and a reader of its events."""
 
-    def __init__(self, house: House, live: LiveRun) -> None:
+    def __init__(self, harness: Harness, live: LiveRun) -> None:
         self.spec, self.run_id = live.spec, live.spec.run_id
         self.events: list[Json] = []
-        self._house, self._live = house, live
+        self._harness, self._live = harness, live
         self._grown = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        async for event in self._house.engine.subscribe(self.run_id):
+        async for event in self._harness.engine.subscribe(self.run_id):
             self.events.append(event.as_dict())
             self._grown.set()
 
@@ -192,21 +192,21 @@ class Running:
                 await self._grown.wait()
         return met
 
-    async def seen(self, kind: str) -> Json:
+    async def wait_for(self, kind: str) -> Json:
         """The first event of that type, waited for."""
         return await self.until(lambda events: next((e for e in events if e["type"] == kind), None))
 
     async def control(self, kind: Any, control_id: str | None = None, **data: Any) -> Applied:
         more = {} if control_id is None else {"control_id": control_id}
-        return await self._house.engine.control(self.run_id, Control(kind, data, **more))
+        return await self._harness.engine.control(self.run_id, Control(kind, data, **more))
 
-    async def end(self, timeout: float = 60.0) -> Ran:
+    async def end(self, timeout: float = 60.0) -> CompletedRun:
         assert self._live.task is not None
         async with asyncio.timeout(timeout):
             result = await self._live.task
             await self._reader
         check_laws(self.events)
-        return Ran(self.spec, result, self.events)
+        return CompletedRun(self.spec, result, self.events)
 
 
 Run = Callable[[ToolContext, Json], Any | Awaitable[Any]]
@@ -259,16 +259,16 @@ def stall_after(marker: str, reply: Reply) -> Callable[[Request], Reply]:
 
 def scripted(*steps: Reply | Callable[[Request], Reply]) -> Callable[[Request], Reply]:
     """A handler that takes one step after another; a step is a reply or makes one of the request."""
-    left = list(steps)
+    remaining = list(steps)
 
     def handle(request: Request) -> Reply:
-        step = left.pop(0)
+        step = remaining.pop(0)
         return step(request) if callable(step) else step
 
     return handle
 
 
-def sent(request: Request, *roles: str) -> list[tuple[str, str]]:
+def sent_messages(request: Request, *roles: str) -> list[tuple[str, str]]:
     """The request's messages as pairs of role and text, without the instructions."""
     return [(t.role, t.text) for t in request.turns if t.role != "system" and (not roles or t.role in roles)]
 
@@ -276,23 +276,23 @@ def sent(request: Request, *roles: str) -> list[tuple[str, str]]:
 async def in_thread(work: Callable[[], T]) -> T:
     """The result of blocking work, done in a thread without a loop."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
     def carry_out() -> None:
         try:
             result = work()
         except BaseException as error:
-            tell(done.set_exception, error)
+            tell(future.set_exception, error)
         else:
-            tell(done.set_result, result)
+            tell(future.set_result, result)
 
     def tell(settle: Callable[[Any], None], value: Any) -> None:
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(lambda: done.done() or settle(value))
+            loop.call_soon_threadsafe(lambda: future.done() or settle(value))
 
     threading.Thread(target=carry_out, daemon=True).start()
     async with asyncio.timeout(20):
-        return await done
+        return await future
 
 
 def product_tasks() -> list[str]:
