@@ -159,7 +159,7 @@ def test_chat_at_a_server_handles_approvals_and_questions(elsewhere: Cli) -> Non
     terminal.send("clean up")
     terminal.until("Enter denies")
     terminal.send("o")
-    terminal.until("Tea or coffee?")
+    terminal.until("answer:")
     terminal.send("2")
     terminal.until("Done.")
     assert not (elsewhere.home / "workspace" / "build").exists()
