@@ -157,7 +157,7 @@ async def test_queue_goes_on_without_the_server_that_led_it(tmp_path: Path) -> N
         connection = NatsConnection(",".join(server.url for server in servers), "t", 3)
 
         async def is_connected() -> bool:
-            with contextlib.suppress(HermesError):  # the servers have not answering each other yet
+            with contextlib.suppress(HermesError):  # the servers have not found each other yet
                 await connection.connect()
             return connection.connected
 

@@ -101,8 +101,8 @@ OPEN_WEBUI = {
         },
     },
 }
-DETAILS = '<details type="reasoning" result="true" duration="3">\n<summary>Thought for 3 seconds</summary>\n> Rain?\n</details>\n'
-CALLS = '<details type="tool_calls" result="true" name="weather" arguments="&quot;x&quot;">\n<summary>Done</summary>\n</details>\n'
+DETAILS = '<details type="reasoning" done="true" duration="3">\n<summary>Thought for 3 seconds</summary>\n> Rain?\n</details>\n'
+CALLS = '<details type="tool_calls" done="true" name="weather" arguments="&quot;x&quot;">\n<summary>Done</summary>\n</details>\n'
 
 
 def test_reasoning_and_tool_calls_are_not_imported() -> None:

@@ -75,7 +75,7 @@ async def test_jobs_are_listed_under_both_names(api: Api) -> None:
         ({"schedule": "whenever", "prompt": "x"}, "invalid_schedule", "schedule"),
         ({"schedule": "every 10s", "prompt": "x"}, "invalid_schedule", "schedule"),
         ({"schedule": "2001-01-01T00:00", "prompt": "x"}, "invalid_schedule", "schedule"),
-        ({"schedule": "1h", "prompt": "x", "timezone": "Mars/Base"}, "invalid_schedule", "schedule"),
+        ({"schedule": "1h", "prompt": "x", "timezone": "Mars/Base"}, "invalid_schedule", "timezone"),
         ({"schedule": "1h"}, "invalid_value", "prompt"),
         ({"schedule": "1h", "prompt": "x" * 20_001}, "string_above_max_length", "prompt"),
         ({"schedule": "1h", "prompt": "x", "name": "n" * 201}, "string_above_max_length", "name"),

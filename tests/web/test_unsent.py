@@ -251,12 +251,12 @@ async def test_drafts_need_no_room_in_the_browser(site: Site) -> None:
 
 async def test_conversation_that_is_deleted_elsewhere_takes_no_messages(site: Site) -> None:
     page = await start_conversation(site)
-    await page.get_by_role("textbox", name="Message").fill("Still to be requested")
+    await page.get_by_role("textbox", name="Message").fill("Still to be asked")
     await attach(page)
     async with site.gateway.client.delete(f"/api/sessions/{page.url.rpartition('/')[2]}") as answer:
         assert answer.status == 200, await answer.text()
     await expect(page.get_by_text("There is no such conversation")).to_be_visible()
     await expect(page.get_by_role("textbox", name="Message")).to_have_count(0)
     await page.locator("main").get_by_role("link", name="New conversation").click()
-    await expect(page.get_by_role("textbox", name="Message")).to_have_value("Still to be requested")
+    await expect(page.get_by_role("textbox", name="Message")).to_have_value("Still to be asked")
     await expect(page.locator(".uploads li")).to_have_text("notes.txt")

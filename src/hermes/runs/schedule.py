@@ -24,12 +24,18 @@ _YEAR_MIN, _YEAR_MAX = 1971, 2999
 class BadSchedule(ValueError):
     """An invalid schedule, or one that is never due; the message ends with the accepted forms."""
 
+    field = "schedule"
+
     def __init__(self, reason: str, forms: str = GRAMMAR) -> None:
         super().__init__(f"{reason} {forms}")
 
 
+class BadTimeZone(BadSchedule):
+    field = "timezone"
+
+
 def zone_named(name: str) -> tzinfo:
-    """The named time zone; the machine's by default. Raises BadSchedule."""
+    """The named time zone; the machine's by default. Raises BadTimeZone."""
     if not name:
         from dateutil.tz import tzlocal  # type: ignore[import-untyped]
 
@@ -40,7 +46,7 @@ def zone_named(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
-        raise BadSchedule(f"There is no time zone {name!r}.", "Zones are named as Europe/Berlin or UTC.") from None
+        raise BadTimeZone(f"There is no time zone {name!r}.", "Zones are named as Europe/Berlin or UTC.") from None
 
 
 def parse(text: str, now: float, zone: tzinfo) -> JsonObject:

@@ -24,7 +24,7 @@ from hermes.core.formatting import counted, size, span
 from hermes.core.home import Home, is_served, tighten
 from hermes.core.json_types import JsonMapping
 from hermes.core.spec import RouteChoice
-from hermes.runs.schedule import BadSchedule, zone_named
+from hermes.runs.schedule import BadTimeZone, zone_named
 from hermes.services import models, runs, sessions
 from hermes.services.settings import doubtful_values
 from hermes.store.stores import place_of
@@ -213,7 +213,7 @@ def _clock(subject: Subject) -> Finding:
         return Finding("warn", f"The clock is {span(ahead)} behind what is on record.", "timedatectl")
     try:
         zone_named(subject.settings.timezone)
-    except BadSchedule:
+    except BadTimeZone:
         return Finding("warn", "The time zone of the settings is not known.", "hermes config unset timezone")
     return Finding("ok", time.strftime("%Y-%m-%d %H:%M:%S %Z."))
 

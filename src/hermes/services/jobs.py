@@ -73,7 +73,7 @@ def job_changes(job: JsonMapping, fields: JsonMapping, now: float, secrets: Secr
             changes["next_run_at"] = schedules.next_time(changes["schedule"], now, where)
             changes |= {"state": "scheduled" if job["enabled"] else "paused"}
     except schedules.BadSchedule as error:
-        raise ServiceError(str(error), "bad_schedule", field="schedule") from None
+        raise ServiceError(str(error), "bad_schedule", field=error.field) from None
     once = {**job, **changes}["schedule"]["kind"] == "once"
     if "repeat" in fields or (once and job["repeat"]["times"] is None):
         changes["repeat"] = {"times": fields.get("repeat") or (1 if once else None), "completed": 0}

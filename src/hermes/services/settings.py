@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from hermes.core.errors import ConfigError, ServiceError
 from hermes.core.json_types import JsonObject
 from hermes.providers.routes import CUSTOM
-from hermes.runs.schedule import BadSchedule, zone_named
+from hermes.runs.schedule import BadTimeZone, zone_named
 from hermes.settings import config
 from hermes.settings.check import Problem, has_reference, masked
 from hermes.settings.keys import closest, did_you_mean, find
@@ -83,7 +83,7 @@ def _unknown_provider(settings: Settings, name: str, provider: Any) -> tuple[str
 def _unknown_zone(name: str, zone: str) -> tuple[str, str]:
     try:
         zone_named(zone)
-    except BadSchedule:
+    except BadTimeZone:
         from zoneinfo import available_timezones
 
         near = closest(zone, available_timezones())
