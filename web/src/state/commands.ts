@@ -37,7 +37,9 @@ function decide(choice: "once" | "deny"): void {
   const seen = list.getBoundingClientRect();
   const { top, bottom } = card.getBoundingClientRect();
   const fits = bottom - top <= seen.height;
-  if (fits ? top < seen.top || bottom > seen.bottom : bottom > seen.bottom || bottom < seen.top) {
+  // Scrolled positions are whole pixels, heights are not.
+  const below = bottom > seen.bottom + 1;
+  if (fits ? top < seen.top - 1 || below : below || bottom < seen.top) {
     card.scrollIntoView({ block: fits ? "nearest" : "end" });
     return;
   }
