@@ -17,6 +17,7 @@ from hermes.tools import delegation
 from hermes.tools.framework.questions import ApprovalRequest
 from hermes.tools.framework.registry import ToolContext, ToolDef
 from runs.test_resume import SESSION, OrphanedRun
+from support.gateway import SURELY_S
 from support.model_server import Call, ModelServer, Reply, Request
 
 
@@ -122,12 +123,17 @@ async def test_child_gets_goal_and_context_only(harness: Harness, server: ModelS
 async def test_max_concurrent_children_setting(make_harness: MakeHarness, server: ModelServer, most: int) -> None:
     harness = make_harness({"delegation": {"max_concurrent_children": most}})
     at_once = running_max = 0
+    all_running = asyncio.Event()
 
     async def look(_: Any, __: Json) -> Json:
         nonlocal at_once, running_max
         at_once += 1
         running_max = max(running_max, at_once)
-        await asyncio.sleep(0.02)
+        if at_once == most:
+            all_running.set()
+        async with asyncio.timeout(SURELY_S):
+            await all_running.wait()
+        await asyncio.sleep(0.02)  # one too many would come now
         at_once -= 1
         return {"ok": True}
 
