@@ -1,7 +1,7 @@
 """Every command and snippet of README.md and docs/ is executed as it stands, but for the port and the addresses of services.
 
 A block that cannot run here has a comment above it, `<!-- not run: why -->`. Models answer from a script, or with
-`HERMES_DOCS_MODEL=embedded` for real.
+`HERMES_DOCS_MODEL=embedded` with the model that is installed in the user's own home.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from hermes.core.home import resolve
 from hermes.settings.check import entries
 from hermes.settings.files import parse_yaml
 from local.conftest import tiny_model
@@ -33,8 +34,11 @@ from support.server_thread import serving
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
 BIN = Path(sys.executable).parent
+# Before tests get an environment and a home of their own.
+IS_EMBEDDED = os.environ.get("HERMES_DOCS_MODEL") == "embedded"
+INSTALLED_MODELS = resolve().models
 # Generous: the embedded model answers on a processor that others use too.
-PATIENCE_S = 900 if os.environ.get("HERMES_DOCS_MODEL") == "embedded" else 400
+PATIENCE_S = 900 if IS_EMBEDDED else 400
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<why>[^>]+) -->\n+)?```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S
 )
@@ -61,7 +65,7 @@ def blocks(page: Path) -> list[Block]:
 class Machine:
     """Where a page's commands run: a folder with a git repository, a home per block, a model, and a server where one is named."""
 
-    def __init__(self, folder: Path, model: ModelServer | None) -> None:
+    def __init__(self, folder: Path, model: ModelServer) -> None:
         self.folder, self.model = folder, model
         self.port = 0
         self._homes = 0
@@ -86,10 +90,13 @@ class Machine:
         self._homes += 1
         home = self.folder / f"home-{self._homes}"
         if self._homes > 1:
-            shutil.copytree(self.folder / "home-1", home)
+            shutil.copytree(self.folder / "home-1", home, symlinks=True)
             return home
         home.mkdir(mode=0o700)
-        if self.model is not None:
+        if IS_EMBEDDED:
+            assert any(INSTALLED_MODELS.glob("*.gguf")), f"no model in {INSTALLED_MODELS}: hermes model install"
+            (home / "models").symlink_to(INSTALLED_MODELS)
+        else:
             route = {"provider": "custom", "default": "m", "base_url": f"{self.model.url}/v1", "api_key": "k"}
             (home / "config.yaml").write_text(yaml.safe_dump({"model": route}))
         question = [BIN / "hermes", "-z", "What is on the kitchen list for dinner?"]
@@ -108,8 +115,8 @@ class Machine:
 
     def here(self, text: str) -> str:
         """The text with this machine's addresses."""
-        ports = {"8642": self.port, **dict.fromkeys(("11434", "8080"), self.model.port if self.model else 0)}
-        return re.sub(r"127\.0\.0\.1:(8642|11434|8080)", lambda match: f"127.0.0.1:{ports[match[1]] or match[1]}", text)
+        ports = {"8642": self.port, **dict.fromkeys(("11434", "8080"), self.model.port)}
+        return re.sub(r"127\.0\.0\.1:(8642|11434|8080)", lambda match: f"127.0.0.1:{ports[match[1]]}", text)
 
     @contextmanager
     def server(self) -> Iterator[None]:
@@ -182,11 +189,8 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    with ExitStack() as stack:
-        model = None
-        if os.environ.get("HERMES_DOCS_MODEL") != "embedded":
-            model = stack.enter_context(serving(Reply(text="Good evening.")))
-            model.repeat, model.models = True, [{"id": "m"}]
+    with serving(Reply(text="Good evening.")) as model:
+        model.repeat, model.models = True, [{"id": "m"}]
         yield Machine(tmp_path, model)
 
 
