@@ -489,7 +489,9 @@ async def test_store_false_leaves_nothing(api: Api, stream: bool) -> None:
 async def test_store_false_client_call_leaves_nothing(api: Api, home_folder: Path) -> None:
     api.model.script = [Reply(tool_calls=[Call("lamp", id="call_lamp")])]
     await api.ask("strawberries", store=False, tools=[function("lamp")])
-    data = b"".join(path.read_bytes() for path in home_folder.glob("*.db*"))
+    # The rollback journal of a database that is being created comes and goes.
+    paths = [path for path in home_folder.glob("*.db*") if not path.name.endswith("-journal")]
+    data = b"".join(path.read_bytes() for path in paths)
     assert data and b"strawberries" not in data
 
 
