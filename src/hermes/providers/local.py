@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 
 from hermes.core.json_types import JsonMapping, JsonObject, Message
@@ -260,7 +260,6 @@ def _is_error(text: str) -> bool:
     return False
 
 
-@lru_cache(maxsize=64)
 def _needed(text: str) -> JsonObject:
     """The first rule that says which tools a request needs."""
     return _first(forms()["rules"], text)
