@@ -24,6 +24,7 @@ from hermes.store.leases import Leases
 from hermes.store.stores import AsyncLeases
 from support.model_server import ModelServer, Reply, Request
 from support.nats_server import eventually
+from support.waiting import until
 
 OTHER = "elsewhere:7:7.00"
 
@@ -284,12 +285,13 @@ async def test_turn_that_ends_while_its_lease_is_uncertain(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, is_taken_over: bool
 ) -> None:
     """A replica that was suspended reads the end of an answer before it learns whether another has the run."""
-    renewing, answered = asyncio.Event(), asyncio.Event()
+    suspended, renewing, answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
     renew_all = AsyncLeases.renew_all
 
     async def renew_late(leases: AsyncLeases, *args: Any) -> set[str]:
-        renewing.set()
-        await answered.wait()
+        if suspended.is_set():
+            renewing.set()
+            await answered.wait()
         return await renew_all(leases, *args)
 
     monkeypatch.setattr(AsyncLeases, "renew_all", renew_late)
@@ -303,6 +305,11 @@ async def test_turn_that_ends_while_its_lease_is_uncertain(
     server.handler = answer
     await engine.become_replica(away(), 2)
     live = await engine.start(harness.spec(server, persist=True, session_id="s"))
+    # The run's first commit may need a renewed lease.
+    await until(
+        lambda: harness.app.store.runs.get(live.spec.run_id), lambda record: record and record.state.status == "running"
+    )
+    suspended.set()
     await renewing.wait()
     engine.lifecycle.session_expired(live.spec.run_id, True)
     for lease in engine.admissions.leases._held:
