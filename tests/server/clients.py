@@ -7,7 +7,7 @@ import json
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from support.model_server import ModelServer, Request
+from support.waiting import DEADLINE_S
 from support.wire import stream_parts
 
 from .conftest import PROVIDER_KEY
@@ -153,7 +154,7 @@ class Stream:
         self.comments: list[str] = []
         self._left = ""
 
-    async def block(self, timeout: float = 30.0) -> str | None:
+    async def block(self, timeout: float = DEADLINE_S) -> str | None:
         """Read the next block of lines, a comment or a frame; None at EOF."""
         async with asyncio.timeout(timeout):
             while "\n\n" not in self._left:
@@ -165,7 +166,7 @@ class Stream:
         block, self._left = self._left.split("\n\n", 1)
         return block
 
-    async def next(self, timeout: float = 30.0) -> Frame:
+    async def next(self, timeout: float = DEADLINE_S) -> Frame:
         """The next frame."""
         while (block := await self.block(timeout)) is not None:
             if (parsed := frame(block)) is not None:
@@ -262,7 +263,7 @@ class RawConnection:
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         await self.send("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
 
-    async def head(self, timeout: float = 30.0) -> RawResponse:
+    async def head(self, timeout: float = DEADLINE_S) -> RawResponse:
         """Read status and headers of the next response."""
         async with asyncio.timeout(timeout):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -272,7 +273,7 @@ class RawConnection:
         assert len(names) == len(set(names)), f"a header twice: {head}"
         return RawResponse(int(first.split(" ")[1]), dict(pairs))
 
-    async def answer(self, timeout: float = 30.0) -> RawResponse:
+    async def answer(self, timeout: float = DEADLINE_S) -> RawResponse:
         """Read the next response with its body (Content-Length)."""
         response = await self.head(timeout)
         length = next(value for name, value in response.headers.items() if name.lower() == "content-length")
@@ -280,7 +281,7 @@ class RawConnection:
             response.body = await self.reader.readexactly(int(length))
         return response
 
-    async def read_until(self, marker: bytes, timeout: float = 30.0) -> bytes:
+    async def read_until(self, marker: bytes, timeout: float = DEADLINE_S) -> bytes:
         async with asyncio.timeout(timeout):
             return await self.reader.readuntil(marker)
 
@@ -344,16 +345,6 @@ class HeldModel(ModelServer):
         """Wait for the request of that number."""
         await self.until(lambda: len(self.requests) >= count)
         return self.requests[count - 1]
-
-
-async def eventually(
-    look: Callable[[], Awaitable[Any]], good: Callable[[Any], Any] = bool, timeout: float = 30.0
-) -> Any:
-    """Poll `look` until `good` accepts its result; returns the result."""
-    async with asyncio.timeout(timeout):
-        while not good(value := await look()):
-            await asyncio.sleep(0.01)
-    return value
 
 
 async def pieces(response: aiohttp.ClientResponse) -> AsyncIterator[Frame]:

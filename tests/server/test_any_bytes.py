@@ -9,6 +9,7 @@ import random
 import pytest
 
 from support.model_server import Reply
+from support.waiting import DEADLINE_S
 
 from .clients import RawConnection, RawResponse, check_envelope, check_headers, read_json, user
 from .conftest import Api, Start
@@ -46,9 +47,9 @@ def spoilt(data: bytes, luck: random.Random) -> bytes:
 async def first_answer(wire: RawConnection) -> RawResponse | None:
     """The first answer on the connection but for «go on»; None when the server closed without one."""
     try:
-        answer = await wire.head(timeout=20)
+        answer = await wire.head(timeout=DEADLINE_S)
         if answer.status == 100:
-            answer = await wire.head(timeout=20)
+            answer = await wire.head(timeout=DEADLINE_S)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
     length = int(next((v for n, v in answer.headers.items() if n.lower() == "content-length"), "0"))

@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from support.model_server import Reply, Request
+from support.waiting import DEADLINE_S, until
 from support.wire import stream_parts
 
 from .clients import Frame, HeldModel, Json, RawConnection, frame
@@ -31,6 +32,8 @@ class Flood(HeldModel):
     def __init__(self, pieces: int = DELTAS, ends: bool = True) -> None:
         super().__init__()
         self._pieces, self._ends = pieces, ends
+        # The bytes that the readers of its answers have taken.
+        self.sent = 0
 
     async def _answer(self, raw: web.Request, record: Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -39,7 +42,9 @@ class Flood(HeldModel):
         await response.write(head)
         for start in range(0, self._pieces, BATCH):
             batch = (piece.replace(b"@@", b"%05d " % number) for number in range(start, start + BATCH))
-            await response.write(b"".join(batch))
+            data = b"".join(batch)
+            await response.write(data)
+            self.sent += len(data)
         if not self._ends:
             await asyncio.Event().wait()
         await response.write(b"".join(tail))
@@ -130,12 +135,14 @@ async def test_slow_reader_backpressure_loses_nothing(start: Start, path: str, b
                 if counter.numbers < DELTAS // 2:
                     buffered = max([buffered, *(h.transport.get_write_buffer_size() for h in ours if h.transport)])
 
-            # Little is read while the provider says all it has to say.
+            # Little is read while the provider says all it has to say: a byte of ten or so.
             while model.open_streams:
-                await read(4096)
-                await asyncio.sleep(0.02)
+                if counter.bytes < model.sent // 10:
+                    await read(4096)
+                else:
+                    await until(lambda: counter.bytes < model.sent // 10 or not model.open_streams)
             assert counter.bytes < 5_000_000
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(DEADLINE_S):
                 while not counter.over:
                     await read(1 << 16)
     assert counter.numbers == DELTAS

@@ -14,6 +14,7 @@ from hermes.core.limits import JSON_DEPTH_MAX, JSON_FIELDS_MAX, JSON_VALUES_MAX
 from hermes.server import request_bodies
 from hermes.server.errors import ApiError
 from support.model_server import Reply
+from support.waiting import DEADLINE_S
 
 from .clients import Json, RawConnection, check_envelope, check_headers, read_error, read_json, user
 from .conftest import KEY, Api, Start
@@ -113,7 +114,7 @@ async def test_websocket_message_with_too_many_fields_is_rejected(api: Api) -> N
     async with api.client.ws_connect(f"{api.url}{RESPONSES}") as socket:
         for _, body, code, param, _ in TOO_MUCH:
             await socket.send_json({"type": "response.create", **body})
-            error = (await socket.receive_json(timeout=20))["error"]
+            error = (await socket.receive_json(timeout=DEADLINE_S))["error"]
             assert (error["code"], error["param"]) == (code, param)
 
 

@@ -18,8 +18,9 @@ from hermes.runs.scheduler import Scheduler
 from hermes.services.jobs import new_job
 from hermes.store.base import Row
 from support.model_server import Call, Reply
+from support.waiting import until
 
-from .clients import HeldModel, Json, eventually, read_error, read_json, tool_names, user
+from .clients import HeldModel, Json, read_error, read_json, tool_names, user
 from .conftest import Api, Start
 from .test_keys import ALL, BEN, bearer
 
@@ -44,7 +45,7 @@ async def wait_for_end(api: Api, run_id: str) -> Any:
     async def record() -> Any:
         return await api.app.engine.get(run_id)
 
-    return await eventually(record, lambda value: value is not None and value.state.ended)
+    return await until(record, lambda value: value is not None and value.state.ended)
 
 
 # --- ways to begin a turn --------------------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ async def test_key_concurrency_limit_applies_to_simultaneous_submissions(start: 
             async with api.get("/v1/runs", **MORE) as response:
                 return [run["status"] for run in (await read_json(response))["data"]], api.app.engine.active
 
-        await eventually(wait_for_end, lambda value: value == (["completed"], 0))
+        await until(wait_for_end, lambda value: value == (["completed"], 0))
 
 
 async def _chat_of(api: Api) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from hermes.agent import decisions
 from support.model_server import Call, Reply, Request
+from support.waiting import until
 from support.wire import body_bytes
 
 from .clients import HeldModel, Json, Stream, chat_text, check_envelope, read_error, read_json, stream_of, user
@@ -109,12 +110,23 @@ async def test_failed_turn_keeps_question_and_marks_turn(api: Api) -> None:
 
 
 async def test_turn_timeout(start: Start) -> None:
-    async with HeldModel(Reply(text=["Half", " an answer."]), Reply(text=["Half", " an answer."])) as model:
+    async with HeldModel(Reply(text="Hello.")) as model:
         api = await start(settings=model.settings, turn_timeout_seconds=0.3)
         async with api.post(CHAT, user()) as response:
             await read_error(response, 504, "turn_timeout")
+
+
+async def test_turn_timeout_after_some_text(start: Start) -> None:
+    async with HeldModel(Reply(text=["Half", " an answer."])) as model:
+        api = await start(settings=model.settings, turn_timeout_seconds=300)
+        asking = asyncio.create_task(api.client.post(api.url + CHAT, json=user()))
+        await model.wait_for_request()
         model.release()
-        async with api.post(CHAT, user("again")) as response:
+        [live] = api.app.engine.by_id.values()
+        await until(lambda: live.log.first_delta_at)
+        assert live.spec.deadline_seconds == 300 and live.deadline_timer is not None
+        live.deadline_timer._run()  # its time is over now
+        async with await asking as response:
             body = await read_json(response)
         check_flags(body["hermes"], "turn_timeout", partial=True, failed=True)
         assert body["choices"][0]["finish_reason"] == "error"

@@ -12,6 +12,7 @@ from hermes.store.base import StoreError
 from hermes.store.sqlite.connections import Connection
 from support.gateway import SURELY_S
 from support.model_server import Call, Reply, Request
+from support.waiting import until
 
 from .clients import Json, read_json, user
 from .conftest import Api
@@ -145,14 +146,16 @@ async def test_clients_that_leave_early_do_not_share_a_session(api: Api, stream:
                 await response.read()
 
     await asyncio.gather(*(leave_early() for _ in range(8)))
-    while api.app.engine.by_id:
-        await asyncio.sleep(0.01)
-    rows = api.app.store.blocking.engine.read(
+    engine = api.app.store.blocking.engine
+
+    def unfinished() -> list[object]:
+        return [*engine.read(lambda tx: tx.rows("SELECT 1 FROM runs WHERE ended_at IS NULL")), *lease_names(api)]
+
+    await until(lambda: api.app.engine.by_id or unfinished(), lambda left: not left)
+    rows = engine.read(
         lambda tx: tx.rows("SELECT session_id, count(DISTINCT run_id) AS runs FROM messages GROUP BY session_id")
     )
     assert {row["runs"] for row in rows} == {1}
-    unfinished = api.app.store.blocking.engine.read(lambda tx: tx.rows("SELECT 1 FROM runs WHERE ended_at IS NULL"))
-    assert list(unfinished) == lease_names(api) == []
 
 
 async def test_turn_that_cannot_begin_is_recorded_under_its_own_id(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,9 @@ from hermes.services import health, models
 from hermes.store.sessions import SessionDB
 from hermes.tools.framework.registry import ToolDef
 from hermes.tools.framework.toolsets import DEFAULTS, builtin
+from support.waiting import until
 
-from .clients import HeldModel, Json, eventually, read_error, read_json, user
+from .clients import HeldModel, Json, read_error, read_json, user
 from .conftest import KEY, Api, Start
 
 CHECKS = {"state_db", "response_store", "config", "model", "disk", "gateway", "background_queues", "bus"}
@@ -204,7 +205,7 @@ async def test_health_counts_active_turns(start: Start) -> None:
             assert queue["status"] == "degraded", "no further turn would be taken"
             async with api.get("/health/ready") as response:
                 await read_error(response, 503, "not_ready")
-        await eventually(lambda: health_of(api), lambda value: not value["gateway_busy"])
+        await until(lambda: health_of(api), lambda value: not value["gateway_busy"])
 
 
 async def test_ready(api: Api) -> None:

@@ -16,8 +16,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from hermes.runs.traces import Traces
 from support.model_server import Call, Reply
+from support.waiting import until
 
-from .clients import HeldModel, Json, eventually, frames, read_json
+from .clients import HeldModel, Json, frames, read_json
 from .conftest import Api, Start
 from .test_keys import ALL, ANNA, BEN, KEYS, bearer
 from .test_metrics import read_samples
@@ -98,7 +99,7 @@ async def the_run(api: Api, ended: bool = True) -> Json:
         async with api.get("/v1/runs") as response:
             return list((await read_json(response))["data"])
 
-    [run] = await eventually(look, lambda value: value and (not ended or value[0]["finished_at"]))
+    [run] = await until(look, lambda value: value and (not ended or value[0]["finished_at"]))
     return dict(run)
 
 
@@ -187,7 +188,7 @@ async def test_approval_is_answered_while_the_turn_waits(start: Start, surface: 
     async def waiting() -> bool:
         return (await the_run(api, ended=False))["status"] == "waiting_for_approval"
 
-    await eventually(waiting)
+    await until(waiting)
     run_id = (await the_run(api, ended=False))["run_id"]
     async with api.post(f"/v1/runs/{run_id}/approval", {"choice": choice}) as response:
         await read_json(response)

@@ -17,6 +17,7 @@ import pytest
 from hermes.core.limits import EVENT_BYTES_MAX
 from support.gateway import Gateway, serving
 from support.model_server import ModelServer, Reply
+from support.waiting import DEADLINE_S
 
 MB = 1024 * 1024
 MEMORY_MB_MAX = 64
@@ -185,7 +186,7 @@ async def test_mcp_flood_is_bounded(tmp_path: Path, mode: str) -> None:
                 pid = gateway.process.pid
                 assert (await ask(gateway))[0] == 200
                 assert any(tool["function"]["name"] == "mcp_s_pid" for tool in model.requests[-1].body["tools"])
-                async with asyncio.timeout(60):  # what comes first is read at once
+                async with asyncio.timeout(DEADLINE_S):  # what comes first is read at once
                     while await share_of_a_core(pid, 0.5) > CPU_SHARE_MAX:
                         pass
                 assert await share_of_a_core(pid, SECONDS) < CPU_SHARE_MAX

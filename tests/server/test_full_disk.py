@@ -12,6 +12,7 @@ import pytest
 
 from support.gateway import serving
 from support.model_server import Call, ModelServer, Reply, Request
+from support.waiting import DEADLINE_S, until
 
 from .clients import Frame, Json, chat_text, read_error, read_json, stream_of, user
 from .conftest import Api
@@ -57,9 +58,7 @@ def failing(api: Api, disk: Disk, reply: Reply) -> Callable[[Request], Any]:
     """A model during whose first answer the store fails, once the run is on record."""
 
     async def handler(_: Request) -> Reply:
-        async with asyncio.timeout(20):
-            while api.app.engine.creating:
-                await asyncio.sleep(0.005)
+        await until(lambda: not api.app.engine.creating)
         disk.fail()
         return reply
 
@@ -189,7 +188,7 @@ async def test_log_reader_gets_synthetic_end_without_store(api: Api, disk: Disk,
         events = f"{path}/{told_of['run_id']}/events"
     else:
         events = f"{path}/{told_of['id']}?stream=true"
-    async with asyncio.timeout(20), api.get(events) as response:
+    async with asyncio.timeout(DEADLINE_S), api.get(events) as response:
         assert response.status == 200
         reads.set()
         frames = await stream_of(response)
@@ -200,7 +199,7 @@ async def test_log_reader_gets_synthetic_end_without_store(api: Api, disk: Disk,
     else:
         assert end_of(RESPONSES, frames)[0] == "response.failed"
     disk.mend()
-    async with asyncio.timeout(20), api.get(events) as response:
+    async with asyncio.timeout(DEADLINE_S), api.get(events) as response:
         again = await stream_of(response)
     last = -1 if reader == "run" else -2
     assert again[last].data.get("event", again[last].data.get("type")) in ("run.failed", "response.failed")
@@ -213,10 +212,8 @@ async def test_reader_that_comes_after_an_unrecorded_end_gets_it(api: Api, disk:
     api.model.handler = failing(api, disk, Reply(text=ANSWER, continues=False))
     async with api.post("/v1/runs", {"input": "hi"}) as response:
         run_id = (await read_json(response, 202))["run_id"]
-    async with asyncio.timeout(20):
-        while not api.app.engine.unrecorded_end(run_id) or run_id in api.app.engine.by_id:
-            await asyncio.sleep(0.01)
-    async with asyncio.timeout(20), api.get(f"/v1/runs/{run_id}/events") as response:
+    await until(lambda: api.app.engine.unrecorded_end(run_id) and run_id not in api.app.engine.by_id)
+    async with asyncio.timeout(DEADLINE_S), api.get(f"/v1/runs/{run_id}/events") as response:
         last = (await stream_of(response))[-1].data
     assert (last["event"], last["error_code"]) == ("run.failed", CODE)
 
@@ -272,9 +269,4 @@ async def test_disk_full_mid_stream(home_folder: Path) -> None:
             filler.unlink()
             run_id = response.headers["X-Hermes-Run-Id"]
 
-            async def has_ended() -> bool:
-                return bool((await gateway.get(f"/v1/runs/{run_id}"))["status"] == "failed")
-
-            async with asyncio.timeout(20):
-                while not await has_ended():
-                    await asyncio.sleep(0.05)
+            await until(lambda: gateway.get(f"/v1/runs/{run_id}"), lambda run: run["status"] == "failed")

@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
@@ -27,8 +26,10 @@ from hermes.cli.main import main
 from hermes.core.home import Home, is_served
 from hermes.server.status import hold, read_runtime_status, write_runtime_status
 from support.model_server import ModelServer, Reply
+from support.ports import refusing_port
 from support.preloaded import HermesProcess
 from support.server_thread import serving as model
+from support.waiting import DEADLINE_S, until_blocking
 
 COMMAND = (sys.executable, "-m", "hermes")
 
@@ -51,7 +52,7 @@ class Server:
         self.url = match[1]
 
     def get(self, path: str) -> int:
-        connection = HTTPConnection(urlsplit(self.url).netloc, timeout=60)
+        connection = HTTPConnection(urlsplit(self.url).netloc, timeout=DEADLINE_S)
         connection.request("GET", path)
         try:
             return connection.getresponse().status
@@ -61,7 +62,7 @@ class Server:
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Its exit code and what it said."""
         self.process.send_signal(number)
-        stderr = self.process.communicate(timeout=60)[1]
+        stderr = self.process.communicate(timeout=DEADLINE_S)[1]
         return self.process.returncode, stderr
 
 
@@ -89,14 +90,7 @@ def launch(home: Home) -> Iterator[Launch]:
 
 
 def run_command(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, timeout=60, check=False)
-
-
-def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
+    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
 @contextmanager
@@ -105,10 +99,10 @@ def hanging(home: Home, launch: Launch) -> Iterator[Server]:
     with model(Reply(text="never", stall_at=0)) as silent:
         configure(home, silent)
         server = launch()
-        connection = HTTPConnection(urlsplit(server.url).netloc, timeout=60)
+        connection = HTTPConnection(urlsplit(server.url).netloc, timeout=DEADLINE_S)
         question = {"stream": True, "messages": [{"role": "user", "content": "hi"}]}
         connection.request("POST", "/v1/chat/completions", json.dumps(question), {"Content-Type": "application/json"})
-        until(lambda: len(silent.requests) == 1)
+        until_blocking(lambda: len(silent.requests) == 1)
         try:
             yield server
         finally:
@@ -155,7 +149,7 @@ def test_nohup_keeps_gateway_after_hangup(home: Home, launch: Launch) -> None:
 def test_second_signal_ends_gateway_immediately(home: Home, launch: Launch) -> None:
     with hanging(home, launch) as server:
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: state(home)["gateway_state"] == "draining")
+        until_blocking(lambda: state(home)["gateway_state"] == "draining")
         health = server.get("/health")
         code, _ = server.end()
     assert (health, code) == (200, 130)
@@ -178,7 +172,7 @@ def test_home_is_served_once_until_replaced(home: Home, launch: Launch) -> None:
     assert first.get("/health") == 200
     port = urlsplit(first.url).port
     third = launch("gateway", "run", "--replace", "--port", str(port))
-    assert (first.process.wait(timeout=60), third.url, third.get("/health")) == (0, first.url, 200)
+    assert (first.process.wait(timeout=DEADLINE_S), third.url, third.get("/health")) == (0, first.url, 200)
     assert state(home)["pid"] == third.process.pid
     assert third.end()[0] == 0
 
@@ -195,7 +189,7 @@ def test_two_profiles_on_own_ports(home: Home, launch: Launch) -> None:
     assert (first.get("/health"), second.get("/health")) == (200, 200)
     assert str(home.path / "profiles" / "work" / "state.db") in second.line
     assert main(["gateway", "stop", "-p", "work"]) == 0
-    assert (second.process.wait(timeout=60), first.process.poll()) == (0, None)
+    assert (second.process.wait(timeout=DEADLINE_S), first.process.poll()) == (0, None)
 
 
 @pytest.mark.parametrize("args", [["--port", "65536"], ["--port", "x"], ["--port", "-1"], ["--no-such"]])
@@ -220,7 +214,7 @@ def test_gateway_status_and_stop(home: Home, launch: Launch, capfd: pytest.Captu
         stopped = main(["gateway", "stop", "--json"])
         after = json.loads(capfd.readouterr().out)
         again = main(["gateway", "stop"]), main(["gateway", "status"])
-    assert (code, deep, stopped, again, server.process.wait(timeout=60)) == (0, 0, 0, (5, 5), 0)
+    assert (code, deep, stopped, again, server.process.wait(timeout=DEADLINE_S)) == (0, 0, 0, (5, 5), 0)
     assert (payload["state"], payload["address"], payload["pid"]) == ("running", server.url, server.process.pid)
     assert (payload["runs"], payload["store"], payload["bus"], payload["error"]) == (0, "ok", "ok", None)
     assert "state: running" in lines and any(line.startswith("check state_db: ok") for line in lines)
@@ -230,8 +224,8 @@ def test_gateway_status_and_stop(home: Home, launch: Launch, capfd: pytest.Captu
 
 
 def test_silent_server_is_degraded(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    with hold(home):
-        write_runtime_status(home, gateway_state="running", host="127.0.0.1", port=1)
+    with hold(home), refusing_port() as port:
+        write_runtime_status(home, gateway_state="running", host="127.0.0.1", port=port)
         code = main(["gateway", "status"])
     captured = capsys.readouterr()
     assert code == 1
@@ -250,10 +244,22 @@ def test_status_and_stop_create_nothing(home: Home) -> None:
 
 
 def test_stop_now_does_not_wait(home: Home, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_command, "NOW_S", 0.2)
+    patience: list[float] = []
+    is_free = gateway_command._is_free
+
+    def is_free_later(home: Home, seconds: float) -> bool:
+        """The time for the drain is over as soon as it has begun; the rest may take as long as the machine needs."""
+        patience.append(seconds)
+        if len(patience) == 1:
+            until_blocking(lambda: state(home)["gateway_state"] == "draining")
+            return not is_served(home)
+        return is_free(home, DEADLINE_S)
+
+    monkeypatch.setattr(gateway_command, "_is_free", is_free_later)
     with hanging(home, launch) as server:
         assert main(["gateway", "stop", "--now"]) == 0
-        assert server.process.wait(timeout=60) == 130
+        assert server.process.wait(timeout=DEADLINE_S) == 130
+    assert patience == [gateway_command.NOW_S] * 2
     assert read_runtime_status(home) is None
 
 
@@ -273,7 +279,7 @@ def test_stop_timeout_is_reported(
 def test_gateway_restart_keeps_arguments(home: Home, launch: Launch) -> None:
     first = launch("gateway", "run", "-v", "--port", "0")
     second = launch("gateway", "restart")
-    assert first.process.wait(timeout=60) == 0
+    assert first.process.wait(timeout=DEADLINE_S) == 0
     assert second.get("/health") == 200
     assert state(home)["pid"] == second.process.pid
     assert state(home)["argv"][1:] == ["gateway", "run", "-v", "--port", "0", "-p", "default"]

@@ -13,8 +13,9 @@ from hermes.core.processes import host_of, this_process
 from hermes.core.spec import RunSpec
 from hermes.store.base import StoreError
 from support.model_server import Call, Reply
+from support.waiting import until
 
-from .clients import HeldModel, Json, eventually, read_error, read_json, user
+from .clients import HeldModel, Json, read_error, read_json, user
 from .conftest import Api, Start
 
 KEPT = ("X-Hermes-Session-Id", "X-Hermes-Run-Id", "X-Hermes-History", "Content-Type")
@@ -60,7 +61,7 @@ async def test_idempotent_retry_returns_same_answer(start: Start, path: str) -> 
     body, status = ASKED[path]
     first = await post_with_key(api, path, body)
     assert first[0] == status, first[1]
-    await eventually(lambda: asyncio.sleep(0, dict(api.app.engine.by_id)), lambda live: not live)
+    await until(lambda: dict(api.app.engine.by_id), lambda live: not live)
     had = await rows(api)
     again = await post_with_key(api, path, body)
     assert again[:2] == first[:2] and await rows(api) == had
@@ -87,7 +88,7 @@ async def test_hundred_concurrent_idempotent_requests_are_one_run(start: Start, 
             asyncio.ensure_future(post_with_key(api, "/v1/chat/completions", user("hi", stream=stream)))
             for _ in range(100)
         ]
-        await eventually(lambda: asyncio.sleep(0, len(held_model.requests)), lambda count: count == 1)
+        await until(lambda: len(held_model.requests), lambda count: count == 1)
         held_model.release_all()
         answers = await asyncio.gather(*tasks)
         assert len({answer[1] for answer in answers}) == 1 and {answer[0] for answer in answers} == {200}
@@ -110,7 +111,7 @@ async def test_idempotent_request_survives_disconnect(start: Start) -> None:
     async with HeldModel(Reply(text="Hello.")) as held_model:
         api = await start(settings=held_model.settings)
         task = asyncio.ensure_future(post_with_key(api, "/v1/chat/completions", user("hi")))
-        await eventually(lambda: asyncio.sleep(0, len(held_model.requests)), lambda count: count == 1)
+        await until(lambda: len(held_model.requests), lambda count: count == 1)
         task.cancel()
         await asyncio.wait([task])
         held_model.release_all()

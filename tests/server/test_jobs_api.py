@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from support.model_server import Reply
+from support.waiting import until
 
-from .clients import HeldModel, Json, eventually, read_error, read_json
+from .clients import HeldModel, Json, read_error, read_json
 from .conftest import Api, Start
 
 JOBS = "/api/jobs"
@@ -223,7 +224,7 @@ async def _runs_once(api: Api, held_model: HeldModel) -> None:
         async with api.get(f"/v1/runs/{body['run_id']}") as response:
             return await read_json(response)
 
-    run = await eventually(get_run, lambda run: run["finished_at"])
+    run = await until(get_run, lambda run: run["finished_at"])
     assert (run["kind"], run["status"], run["session_id"]) == ("job", "completed", "diary")
     async with api.get(f"{JOBS}/{job['id']}/runs") as response:
         assert [item["run_id"] for item in (await read_json(response))["data"]] == [body["run_id"]]
@@ -260,7 +261,7 @@ async def test_server_runs_due_jobs(start: Start) -> None:
     job = await create_job(api)
     await api.app.store.jobs.update(job["id"], next_run_at=time.time() - 1)
     api.app.serve()
-    result = await eventually(lambda: get_job(api, job), lambda value: value["last_status"] == "completed")
+    result = await until(lambda: get_job(api, job), lambda value: value["last_status"] == "completed")
     assert result["repeat"]["completed"] == 1 and result["next_run_at"] > time.time()
 
 

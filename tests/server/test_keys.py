@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import hashlib
 import re
@@ -16,8 +15,9 @@ import pytest
 from hermes.server.keys import Bucket, Keyring
 from hermes.server.routes import ROUTES, Route
 from support.model_server import Call, Reply
+from support.waiting import until
 
-from .clients import HeldModel, Json, eventually, read_error, read_json, tool_names, user
+from .clients import HeldModel, Json, read_error, read_json, tool_names, user
 from .conftest import KEY, Api, Start
 
 ANNA, BEN, NARROW = "sk-anna-0123456789abcdef", "sk-ben-0123456789abcdef", "sk-narrow-0123456789abcdef"
@@ -105,7 +105,7 @@ async def _things(api: Api, key: str) -> Json:
         async with api.get(f"/v1/runs/{run['run_id']}", **more) as response:
             return await read_json(response)
 
-    await eventually(state, lambda value: value["finished_at"])
+    await until(state, lambda value: value["finished_at"])
     async with api.post("/api/jobs", {"schedule": "1d", "prompt": "x"}, **more) as response:
         ids["job_id"] = (await read_json(response, 201))["job"]["id"]
     return ids
@@ -304,7 +304,7 @@ async def test_key_concurrency_limit(start: Start) -> None:
         more: Json = {"headers": bearer(ANNA)}
         async with api.post("/v1/runs", {"input": "hi"}, **more) as response:
             await read_json(response, 202)
-        await eventually(lambda: asyncio.sleep(0, len(held_model.requests)), lambda count: count == 1)
+        await until(lambda: len(held_model.requests), lambda count: count == 1)
         async with api.post("/v1/chat/completions", user("hi"), **more) as response:
             assert "1 turns of 'anna'" in (await read_error(response, 429, "rate_limit_exceeded"))["message"]
         async with api.post("/v1/runs", {"input": "hi"}, headers=bearer(BEN)) as response:
@@ -356,12 +356,12 @@ async def test_always_approval_requires_admin(start: Start) -> None:
         async with api.get(f"/v1/runs/{run_id}", **more) as response:
             return await read_json(response)
 
-    await eventually(state, lambda value: value["pending_approvals"])
+    await until(state, lambda value: value["pending_approvals"])
     async with api.post(f"/v1/runs/{run_id}/approval", {"choice": "always"}, **more) as response:
         await read_error(response, 403, "insufficient_scope")
     async with api.post(f"/v1/runs/{run_id}/approval", {"choice": "deny"}, **more) as response:
         await read_json(response)
-    await eventually(state, lambda value: value["finished_at"])
+    await until(state, lambda value: value["finished_at"])
 
 
 def test_rate_limit_bucket_refills_to_limit() -> None:

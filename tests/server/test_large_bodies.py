@@ -15,8 +15,9 @@ import pytest
 from hermes.server import request_bodies
 from hermes.server.body_memory import Budget, Spool
 from support.model_server import Reply
+from support.waiting import DEADLINE_S, until
 
-from .clients import HeldModel, Json, RawConnection, RawResponse, eventually, read_error, read_json
+from .clients import HeldModel, Json, RawConnection, RawResponse, read_error, read_json
 from .conftest import KEY, Api, Start
 
 PHOTO_BYTES = 5_900_000
@@ -69,7 +70,7 @@ async def test_four_photos_fit_into_request(start: Start, route: str) -> None:
         await read_json(response, 201)
     async with send(api, path, body) as response:
         assert response.status == (202 if route == "run" else 200), (await response.text())[:500]
-    await api.model.until(lambda: bool(api.model.requests), timeout=30)
+    await api.model.until(lambda: bool(api.model.requests))
     content = api.model.requests[0].body["messages"][-1]["content"]
     assert [part["image_url"]["url"] for part in content if part["type"] == "image_url"] == urls
 
@@ -100,10 +101,10 @@ async def test_large_body_is_spooled_to_file(api: Api, home_folder: Path) -> Non
     async with await RawConnection.open(api.url) as wire:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
         await wire.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:2_500_000])
-        await eventually(files, lambda count: count == 1)
+        await until(files, lambda count: count == 1)
         await wire.send(body[2_500_000:])
         assert (await wire.answer(timeout=30)).status == 200
-    await eventually(files, lambda count: count == 0)
+    await until(files, lambda count: count == 0)
 
 
 async def test_full_disk_for_spooled_body_is_503(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +146,7 @@ async def test_large_bodies_wait_on_disk(start: Start) -> None:
         async def waiting() -> int:
             return len(memory._waiting)
 
-        await eventually(waiting, lambda count: count == 1)
+        await until(waiting, lambda count: count == 1)
         assert len(held_model.requests) == 2
         held_model.release_all()
         assert [answer.status for answer in await asyncio.gather(*asking)] == [200, 200, 200]
@@ -182,7 +183,7 @@ async def test_websocket_releases_body_memory(start: Start) -> None:
                 pass
             assert event["error"]["code"] == "rate_limit_exceeded"
             assert memory._used == pytest.approx(4_000_000, rel=0.01)
-        await eventually(used, lambda size: size == 0)
+        await until(used, lambda size: size == 0)
 
 
 async def test_detached_work_releases_body_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,11 +205,11 @@ async def test_detached_work_releases_body_memory(start: Start, monkeypatch: pyt
     async with await RawConnection.open(api.url) as wire:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
         await wire.send(f"{head}Idempotency-Key: one\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-        await asyncio.wait_for(claim_started.wait(), 30)
+        await asyncio.wait_for(claim_started.wait(), DEADLINE_S)
         assert memory._used > 0
-    await eventually(used, lambda size: size == 0)
+    await until(used, lambda size: size == 0)
     disconnected.set()
-    await api.model.until(lambda: bool(api.model.requests), timeout=30)
+    await api.model.until(lambda: bool(api.model.requests))
     assert memory._used == 0
 
 

@@ -12,8 +12,8 @@ from hermes.core.spec import RunSpec
 from hermes.server import responses
 from hermes.server.idempotency import IdempotentExecutor
 from support.model_server import Reply
+from support.waiting import until
 
-from .clients import eventually
 from .conftest import Api, Json
 
 
@@ -52,9 +52,9 @@ async def test_disconnect_during_run_submission_continues_run(api: Api, monkeypa
     spec, engine = RunSpec("hi", "hall"), api.app.engine
     held_call = HeldCall(monkeypatch, type(api.app.store.runs), "append")
     await held_call.leave(asyncio.create_task(engine.submit(spec)))
-    record: Any = await eventually(lambda: engine.get(spec.run_id), lambda value: value and value.state.ended)
+    record: Any = await until(lambda: engine.get(spec.run_id), lambda value: value and value.state.ended)
     assert record.state.status == "completed"
-    await eventually(lambda: asyncio.sleep(0, engine.live(spec.run_id)), lambda live: live is None)
+    await until(lambda: engine.live(spec.run_id), lambda live: live is None)
 
 
 @pytest.mark.parametrize("body", [{}, {"background": True}, {"stream": True}, {"stream": True, "background": True}])
@@ -74,11 +74,11 @@ async def test_disconnect_during_first_response_store(
     asking = asyncio.create_task(
         api.client.post(f"{api.url}/v1/responses", json={"input": "hi", **body}, headers=headers)
     )
-    await eventually(lambda: asyncio.sleep(0, handling))
+    await until(lambda: handling)
     await held_call.leave(handling[0])
     asking.cancel()
-    await eventually(api.context.stored_responses.unfinished, lambda value: not value)
-    await eventually(lambda: unended(api), lambda value: not value)
+    await until(api.context.stored_responses.unfinished, lambda value: not value)
+    await until(lambda: unended(api), lambda value: not value)
     if body.get("background") or headers:
         [run] = await api.app.engine.list()
         assert run.state.status == "completed"
@@ -103,7 +103,7 @@ async def test_disconnect_during_idempotency_claim(api: Api, monkeypatch: pytest
             return answer.status, (await answer.json())["choices"][0]["message"]["content"]
 
     asking = asyncio.create_task(ask())
-    await eventually(lambda: asyncio.sleep(0, handling))
+    await until(lambda: handling)
     await held_call.leave(handling[0])
     asking.cancel()
     assert await ask() == (200, "Hello.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import pytest
 
 from hermes.core.spec import Control
 from support.model_server import Call, Reply
+from support.waiting import DEADLINE_S, until
 
-from .clients import HeldModel, Json, eventually, pieces, read_error, read_json
+from .clients import HeldModel, Json, pieces, read_error, read_json
 from .conftest import KEY, Api, Start
 from .test_keys import ALL, ANNA, BEN, KEYS, bearer
 
@@ -24,7 +25,6 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-SURELY_S = 60.0
 ERAS = ("legacy", "auto")
 NAMES = ["ask", "list_sessions", "read_session", "run_status", "schedule", "search_sessions"]
 
@@ -42,13 +42,6 @@ async def connected(api: Api, era: str = "legacy", key: str = KEY, **headers: st
         Client(streamable_http_client(f"{api.url}/mcp", http_client=http), mode=era) as client,
     ):
         yield client
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async def holds() -> Any:
-        return condition()
-
-    await eventually(holds)
 
 
 async def called(client: Client, name: str, **arguments: Any) -> Json:
@@ -258,7 +251,7 @@ async def test_progress_is_reported(start: Start, era: str, monkeypatch: pytest.
         asking = asyncio.create_task(client.call_tool("ask", {"message": "plan"}, progress_callback=on_progress))
         await until(lambda: sum("Asking" in text for _, text in steps) >= 3)
         model.release_all()
-        result = await asyncio.wait_for(asking, SURELY_S)
+        result = await asyncio.wait_for(asking, DEADLINE_S)
     assert result.structured_content["answer"] == "Done."
     texts = [text for _, text in steps]
     assert texts[0] == "Started" and "Asking test-model" in texts and any(text.startswith("todo") for text in texts)

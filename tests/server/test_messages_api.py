@@ -14,8 +14,9 @@ import pytest
 
 from hermes.server.messages_request import MessagesRequest, parameters
 from support.model_server import Call, ModelServer, Reply
+from support.waiting import until
 
-from .clients import Frame, HeldModel, Json, check_headers, eventually, frames, sent_messages
+from .clients import Frame, HeldModel, Json, check_headers, frames, sent_messages
 from .conftest import KEY, PROVIDER_KEY, Api, Start
 from .test_keys import ANNA, BEN, KEYS, bearer
 
@@ -633,7 +634,7 @@ async def test_disconnect_stops_the_turn(start: Start) -> None:
         async with api.get(f"/v1/runs/{run_id}") as response:
             return str((await response.json())["status"])
 
-    await eventually(status, lambda value: value == "cancelled")
+    await until(status, lambda value: value == "cancelled")
 
 
 async def test_approval_is_asked_for_in_the_stream(start: Start) -> None:
@@ -652,13 +653,24 @@ async def test_approval_is_asked_for_in_the_stream(start: Start) -> None:
 
 
 async def test_quiet_stream_is_kept_alive_by_pings(start: Start) -> None:
-    api = await start(Reply(text="Late.", delay_s=0.6), keepalive_seconds=0.1)
-    async with api.post(MESSAGES, user("go", stream=True), headers=VERSION) as response:
-        text = await response.text()
-    assert text.count("event: ping") > 2 and ": keepalive" not in text
+    async with HeldModel(Reply(text="Late.")) as model:
+        api = await start(settings=model.settings, keepalive_seconds=0.1)
+        text = ""
+        async with api.post(MESSAGES, user("go", stream=True), headers=VERSION) as response:
+            while text.count("event: ping") < 3:
+                text += (await response.content.readany()).decode()
+            model.release_all()
+            text += await response.text()
+    assert "Late." in text and ": keepalive" not in text
 
 
 async def test_two_questions_at_once_have_sessions_of_their_own(api: Api) -> None:
-    api.model.script = [Reply(text="A.", delay_s=0.1), Reply(text="B.", delay_s=0.1)]
+    texts = iter(("A.", "B."))
+
+    async def reply(_: Any) -> Reply:
+        await until(lambda: len(api.model.requests) == 2)
+        return Reply(text=next(texts))
+
+    api.model.handler = reply
     answers = await asyncio.gather(ask(api, user("same")), ask(api, user("same")))
     assert {answer["content"][0]["text"] for answer in answers} == {"A.", "B."}

@@ -13,8 +13,9 @@ import hermes
 from hermes.runs.traces import Traces
 from hermes.server import metrics
 from support.model_server import Call, Reply, Request
+from support.waiting import until
 
-from .clients import HeldModel, RawConnection, check_headers, eventually, read_error, read_json, user
+from .clients import HeldModel, RawConnection, check_headers, read_error, read_json, user
 from .conftest import KEY, Api, Start
 
 CHAT = "/v1/chat/completions"
@@ -121,7 +122,7 @@ async def test_metrics_show_active_work(start: Start) -> None:
             assert counted["sse_streams_active",] == counted["turns_active", "chat"] == 1
             model.release_all()
             await response.read()
-        await eventually(
+        await until(
             lambda: read_samples(api), lambda now: not now["sse_streams_active",] and not now["turns_active", "chat"]
         )
 
@@ -172,11 +173,11 @@ async def test_metrics_count_disconnects(start: Start, headers: dict[str, str], 
         async with await RawConnection.open(api.url) as wire:
             await wire.request("POST", CHAT, user(stream=stream), Authorization=f"Bearer {KEY}", **headers)
             await model.wait_for_request()
-        counted = await eventually(lambda: read_samples(api), lambda now: now["disconnects_total", action])
+        counted = await until(lambda: read_samples(api), lambda now: now["disconnects_total", action])
         assert [key for key in counted if key[0] == "disconnects_total"] == [("disconnects_total", action)]
         model.release_all()
         outcome = {"interrupt": "cancelled", "detach": "completed"}[action]
-        await eventually(lambda: read_samples(api), lambda now: now["turns_total", "chat", outcome])
+        await until(lambda: read_samples(api), lambda now: now["turns_total", "chat", outcome])
 
 
 async def test_metrics_labels_contain_no_client_input(start: Start) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from support.model_server import ModelServer, Reply
+from support.waiting import until
 
-from .clients import Json, eventually, read_error, read_json, user
+from .clients import Json, read_error, read_json, user
 from .conftest import PROVIDER_KEY, Api, Start
 from .test_keys import ALL, bearer
 
@@ -59,7 +60,7 @@ async def _ended(api: Api, run_id: str) -> Any:
     async def record() -> Any:
         return await api.app.engine.get(run_id)
 
-    return await eventually(record, lambda value: value is not None and value.state.ended)
+    return await until(record, lambda value: value is not None and value.state.ended)
 
 
 async def _chat(api: Api, fields: Json, **more: Any) -> str | None:

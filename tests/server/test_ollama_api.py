@@ -11,7 +11,7 @@ import pytest
 
 from support.model_server import Call, Reply
 
-from .clients import Json, check_headers, function, sent_messages
+from .clients import HeldModel, Json, check_headers, function, sent_messages
 from .conftest import Api, Start
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -214,10 +214,12 @@ async def test_failures(api: Api) -> None:
 
 
 async def test_quiet_stream_stays_lines_of_json(start: Start) -> None:
-    api = await start(Reply(text="Late.", delay_s=0.5), ollama=True, keepalive_seconds=0.1)
-    async with api.post(CHAT, user()) as response:
-        text = await response.text()
-    assert text.startswith("  ")
+    async with HeldModel(Reply(text="Late.")) as model:
+        api = await start(settings=model.settings, ollama=True, keepalive_seconds=0.1)
+        async with api.post(CHAT, user()) as response:
+            assert await response.content.readexactly(2) == b"  "
+            model.release_all()
+            text = await response.text()
     assert json.loads(text.splitlines()[0])["message"]["content"] == "Late."
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from hermes.agent import decisions
 from support.model_server import Call, Reply
+from support.waiting import DEADLINE_S
 
 from .clients import Frame, HeldModel, Json, function, read_error, read_json, responses_tool, sent_messages, stream_of
 from .conftest import Api, Start
@@ -246,7 +247,7 @@ async def turn(socket: aiohttp.ClientWebSocketResponse, **body: Any) -> list[Jso
     await socket.send_json({"type": "response.create", "model": "hermes-agent", **body})
     events: list[Json] = []
     while not events or not (events[-1]["type"] in FINAL or "status" in events[-1]):
-        events.append(await socket.receive_json(timeout=20))
+        events.append(await socket.receive_json(timeout=DEADLINE_S))
     if events[-1]["type"] in FINAL:
         check_events(events)
     else:

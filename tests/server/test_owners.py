@@ -21,8 +21,9 @@ from hermes.runs.scheduler import Scheduler
 from hermes.services.jobs import new_job
 from hermes.store.base import SessionNotFound
 from support.model_server import Call, Reply
+from support.waiting import until
 
-from .clients import Json, eventually, read_error, read_json, user
+from .clients import Json, read_error, read_json, user
 from .conftest import Api, Start
 from .test_keys import ANNA, BEN, KEYS, bearer
 
@@ -277,7 +278,7 @@ async def test_recovery_does_not_continue_in_foreign_session(owned: Owned, start
         async def get_record() -> Any:
             return await api.app.engine.get(spec.run_id)
 
-        record = await eventually(get_record, lambda record: record.state.ended)
+        record = await until(get_record, lambda record: record.state.ended)
         assert (record.state.status, record.state.failure) == ("failed", "session_not_found")
 
 

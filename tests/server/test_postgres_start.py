@@ -19,12 +19,13 @@ import pytest
 
 from hermes.cli.main import main
 from hermes.cluster.engines import PostgresEngine as Server
-from hermes.cluster.engines import free_port
 from hermes.store.postgres import opening, single_server
 from hermes.store.postgres.opening import lock_key
 from hermes.store.stores import open_store
 from support.engines import execute, with_database
-from support.gateway import Gateway, serving, until
+from support.gateway import Gateway, serving
+from support.ports import refusing_port
+from support.waiting import DEADLINE_S, until
 
 PASSWORD = "hunter2secret"
 COMMANDS = [("gateway", "run", "--port", "0"), ("sessions", "list")]
@@ -132,7 +133,8 @@ def test_missing_right_to_the_tables(refuse: Refuse, postgres_database: str, rol
 
 
 def test_unreachable_server(refuse: Refuse) -> None:
-    assert "out of reach" in refuse(f"postgresql://u:{PASSWORD}@127.0.0.1:{free_port()}/d", 69)
+    with refusing_port() as port:
+        assert "out of reach" in refuse(f"postgresql://u:{PASSWORD}@127.0.0.1:{port}/d", 69)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "does not exist"])
@@ -172,7 +174,7 @@ def test_refused_start_leaves_no_process(home_folder: Path, postgres_url: str) -
     (home_folder / "config.yaml").write_text("api_server: {workers: 2}\n")
     env = {**os.environ, "HERMES_DATABASE_URL": with_database(postgres_url, "nowhere")}
     command = (sys.executable, "-m", "hermes", "gateway", "run", "--port", "0")
-    process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert (process.returncode, process.stdout) == (78, "")
     assert "does not exist" in process.stderr
 

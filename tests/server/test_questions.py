@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from support.model_server import Call, Reply
+from support.waiting import until
 
 from .clients import HeldModel, Json, Stream, pieces, read_error, read_json, sent_messages, stream_of, user
 from .conftest import Api, Start
@@ -76,12 +77,14 @@ async def test_clarify_on_plain_request_can_wait(api: Api) -> None:
     turn = asyncio.create_task(
         api.client.post(api.url + CHAT, json=user("light"), headers={"X-Hermes-Approvals": "wait"})
     )
-    async with asyncio.timeout(20):
-        runs: list[Json] = []
-        while not runs:
-            async with api.get("/v1/runs?status=waiting_for_input") as response:
-                runs = (await read_json(response))["data"]
-    await answer(api, runs[0]["run_id"], answer="hall")
+
+    async def waiting() -> list[Json]:
+        async with api.get("/v1/runs?status=waiting_for_input") as response:
+            runs: list[Json] = (await read_json(response))["data"]
+            return runs
+
+    [run] = await until(waiting)
+    await answer(api, run["run_id"], answer="hall")
     assert (await read_json(await turn))["choices"][0]["message"]["content"] == "The hall it is."
 
 
@@ -162,7 +165,7 @@ async def on_record(api: Api, run_id: str) -> Json:
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("surface", LEAVE)
 async def test_approval_choices_over_api(start: Start, surface: str, choice: str) -> None:
-    api = await start(approval_timeout_seconds=30 if choice else 0.1)
+    api = await start(approval_timeout_seconds=300 if choice else 0.1)
     for session in ("hall", "attic"):
         await read_json(await api.post("/api/sessions", {"id": session}), 201)
     by, result, again, elsewhere = CHOICES[choice]

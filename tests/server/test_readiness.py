@@ -18,8 +18,9 @@ import pytest
 from hermes.server import readiness
 from hermes.store.base import StoreError
 from support.gateway import serving
+from support.waiting import until
 
-from .clients import eventually, read_json
+from .clients import read_json
 from .conftest import Api
 
 DATABASES = [("state_db", "state.db"), ("response_store", "response_store.db")]
@@ -178,6 +179,6 @@ async def test_readonly_disk_is_not_ready(tmp_path: Path) -> None:
         pid = gateway.process.pid
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         bad = (503, {"state_db", "response_store", "disk"})
-        assert await eventually(ready, lambda value: value == bad, timeout=20.0)
+        await until(ready, lambda value: value == bad)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
-        assert await eventually(ready, lambda value: value == (200, set()), timeout=20.0)
+        await until(ready, lambda value: value == (200, set()))

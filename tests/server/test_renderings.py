@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from support.model_server import Call, Reply
+from support.waiting import DEADLINE_S
 
 from .clients import Frame, Json, chat_text, function, read_json, responses_tool, stream_of, user
 from .conftest import Api
@@ -105,9 +106,9 @@ async def in_all_ways(api: Api, replies: list[Reply]) -> None:
     api.model.script = list(replies)
     async with api.client.ws_connect(f"{api.url}/v1/responses", headers=headers) as socket:
         await socket.send_json({"type": "response.create", **body})
-        received = [await socket.receive_json(timeout=20)]
+        received = [await socket.receive_json(timeout=DEADLINE_S)]
         while received[-1]["type"] not in ("response.completed", "response.incomplete", "response.failed"):
-            received.append(await socket.receive_json(timeout=20))
+            received.append(await socket.receive_json(timeout=DEADLINE_S))
     assert timeless(received[-1]["response"]) == timeless(payload)
     assert folded(received) == folded(events)
 

@@ -10,6 +10,7 @@ import pytest
 
 from hermes.core.spec import RunSpec
 from support.model_server import Call, Reply
+from support.waiting import DEADLINE_S
 
 from .clients import HeldModel, Json, function, read_error, read_json, responses_tool
 from .conftest import PROVIDER_KEY, Api, Start
@@ -166,13 +167,14 @@ async def test_branch_does_not_wait_for_running_turn(start: Start) -> None:
 
 @pytest.mark.parametrize("way", ["plain", "stream", "background", "websocket"])
 async def test_branch_does_not_wait_for_unrecorded_turn(start: Start, way: str) -> None:
-    api = await start(Reply(text="Hello.", continues=False), Reply(text="two", continues=False))
+    hello, two = Reply(text="Hello.", continues=False), Reply(text="two", continues=False)
+    api = await start(hello, two, session_wait_seconds=3600, run_queue_seconds=3600)
     first = await ask(api, "hi")
     [record] = await api.app.engine.list()
     other = RunSpec(user_message="a", session_id=record.spec.session_id)
     admission = await api.app.engine.admit(other)
     try:
-        async with asyncio.timeout(20):  # less than a turn may wait for its session
+        async with asyncio.timeout(DEADLINE_S):  # much less than a turn may wait for its session
             assert "two" in await root_spec(api, way, {"input": "b", "previous_response_id": first["id"]})
     finally:
         await admission.release()
@@ -184,7 +186,7 @@ async def test_branch_does_not_wait_for_unrecorded_turn(start: Start, way: str) 
 async def test_branch_waits_only_for_its_own_response(start: Start) -> None:
     async with HeldModel(Reply(text="Hello.", continues=False)) as slow:
         routes = {"slow": {"model": "slow", "base_url": f"{slow.url}/v1", "api_key": PROVIDER_KEY}}
-        api = await start(Reply(text="two", continues=False), model_routes=routes)
+        api = await start(Reply(text="two", continues=False), model_routes=routes, session_wait_seconds=3600)
         first = await ask(api, "hi", model="slow", background=True)
         await slow.wait_for_request()
         [record] = await api.app.engine.list()
@@ -194,7 +196,7 @@ async def test_branch_waits_only_for_its_own_response(start: Start) -> None:
         slow.release_all()
         admission = await waiting  # the session's next turn, which does not end
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(DEADLINE_S):
                 assert "two" in json.dumps((await branch)["output"])
         finally:
             await admission.release()

@@ -13,6 +13,7 @@ from hermes.core.spec import RunSpec
 from hermes.runs.engine import Refused
 from hermes.server.response_record import ResponseRecord
 from support.model_server import Call, Reply, Request
+from support.waiting import until
 from support.wire import body_bytes
 
 from .clients import (
@@ -21,7 +22,6 @@ from .clients import (
     Json,
     Stream,
     check_envelope,
-    eventually,
     frames,
     function,
     read_error,
@@ -289,10 +289,7 @@ async def test_finished_response_cannot_be_cancelled(api: Api) -> None:
 
 
 async def finished(api: Api, response_id: str) -> Json:
-    async with asyncio.timeout(20):
-        while (response := await fetch(api, response_id))["status"] in ("queued", "in_progress"):
-            await asyncio.sleep(0.01)
-    return response
+    return await until(lambda: fetch(api, response_id), lambda value: value["status"] not in ("queued", "in_progress"))
 
 
 async def test_background_response_is_polled(start: Start) -> None:
@@ -302,7 +299,7 @@ async def test_background_response_is_polled(start: Start) -> None:
             body = await read_json(response)
         assert (body["status"], body["background"], body["output"]) == ("queued", True, [])
         await model.wait_for_request()
-        await eventually(lambda: fetch(api, body["id"]), lambda value: value["status"] == "in_progress")
+        await until(lambda: fetch(api, body["id"]), lambda value: value["status"] == "in_progress")
         model.release_all()
         result = await finished(api, body["id"])
     assert result["status"] == "completed"
@@ -404,7 +401,7 @@ async def test_readers_join_running_response(start: Start) -> None:
             readers = [
                 asyncio.create_task(replayed(api, response_id, after)) for after in (None, 2, len(frames) - 1, 3)
             ]
-            await asyncio.sleep(0)
+            await until(lambda: len(api.context.metrics.streams) == 1 + len(readers))
             model.release_all()
             whole = [*frames, *await stream.rest()]
             results = await asyncio.gather(*readers)
@@ -547,10 +544,7 @@ async def test_unstored_run_is_available_to_its_stream(start: Start, monkeypatch
     async def late(record: ResponseRecord, *arguments: Any) -> None:
         await begin(record, *arguments)
 
-        async def has_ended() -> bool:
-            return bool(api.model.requests) and not api.app.engine.kinds
-
-        await eventually(has_ended)
+        await until(lambda: api.model.requests and not api.app.engine.kinds)
 
     monkeypatch.setattr(ResponseRecord, "try_insert", late)
     body = {"input": "hi", "store": False, "stream": True, "reasoning": {"summary": "auto"}}

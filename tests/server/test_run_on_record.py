@@ -11,8 +11,9 @@ from hermes.store.base import StoreError
 from hermes.store.stores import AsyncStore
 from support.gateway import SURELY_S
 from support.model_server import Reply
+from support.waiting import until
 
-from .clients import Json, eventually, read_json, user
+from .clients import Json, read_json, user
 from .conftest import Api
 
 STREAMS: dict[str, Json] = {
@@ -31,10 +32,11 @@ async def test_stream_head_is_sent_after_run_is_recorded(
     async with api.post("/api/sessions", {"id": "hall"}) as response:
         await read_json(response, 201)
     store: AsyncStore = api.app.store
-    go = asyncio.Event()
+    reached, go = asyncio.Event(), asyncio.Event()
 
     def slowly(method: Any) -> Any:
         async def call(*args: Any, **options: Any) -> Any:
+            reached.set()
             await go.wait()
             return await method(*args, **options)
 
@@ -43,6 +45,8 @@ async def test_stream_head_is_sent_after_run_is_recorded(
     for name in ("append", "create"):
         monkeypatch.setattr(store.runs, name, slowly(getattr(store.runs, name)), raising=False)
     task = asyncio.ensure_future(api.post(path, STREAMS[path], headers=headers).__aenter__())
+    await reached.wait()
+    # Time for a head that is sent too early; on a slow machine it may be missed, but nothing fails by that.
     await asyncio.wait([task], timeout=0.3)
     assert not task.done(), "the head was sent before the run was on record"
     go.set()
@@ -83,7 +87,7 @@ async def test_answer_to_run_that_could_not_be_stored_is_not_read(
 
     async def fails(*_: Any, **__: Any) -> Any:
         if when == "after it":
-            await eventually(lambda: asyncio.sleep(0, requests))
+            await until(lambda: requests)
         raise StoreError("The disk is full.")
 
     def answer(request: Any) -> Reply:
@@ -160,7 +164,7 @@ async def test_plain_turn_is_recorded_while_model_works(api: Api) -> None:
     statuses: list[str] = []
 
     async def answer(_: Any) -> Reply:
-        result = await eventually(api.app.store.runs.list)
+        result = await until(api.app.store.runs.list)
         statuses.append(result[0].state.status)
         return Reply(text="Hello.", continues=False)
 
@@ -175,14 +179,11 @@ async def test_failed_start_record_is_written_with_end(api: Api, monkeypatch: py
     appends = Appends(api.app.store, monkeypatch)
     appends.failing = 1
 
-    async def failed() -> bool:
-        return not appends.failing
-
     async def answer(_: Any) -> Reply:
         if listed:
             async with api.get("/v1/runs") as response:
                 assert (await read_json(response))["data"] == []
-        await eventually(failed)
+        await until(lambda: not appends.failing)
         return Reply(text="Hello.", continues=False)
 
     api.model.handler = answer

@@ -32,6 +32,7 @@ from hermes.server.startup_checks import bind, is_loopback, resolved
 from hermes.server.status import HomeServed, hold, read_runtime_status
 from hermes.settings import config
 from support.model_server import ModelServer, Reply
+from support.waiting import DEADLINE_S
 
 GOOD_KEY = "q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa"
 LOCAL = "terminal: {backend: local}"
@@ -338,7 +339,7 @@ async def test_drain_timeout_leaves_run_for_next_start(home: Home) -> None:
         async with serving(home):
             run_id = await start_waiting_turn(home, server)
         status = await status_of(home, run_id)
-        async with serving(home), asyncio.timeout(20):
+        async with serving(home), asyncio.timeout(DEADLINE_S):
             while (now := await status_of(home, run_id)) != "completed":
                 await asyncio.sleep(0.01)
     assert (status, now, len(server.requests)) == ("interrupted", "completed", 2)

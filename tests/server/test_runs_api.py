@@ -17,13 +17,13 @@ from hermes.store.base import StoreUnreachable
 from hermes.tools.framework.questions import ApprovalRequest
 from hermes.tools.framework.registry import Registry, ToolContext, ToolDef
 from support.model_server import Call, Reply
+from support.waiting import DEADLINE_S, idle, until
 
 from .clients import (
     Frame,
     HeldModel,
     Json,
     Stream,
-    eventually,
     read_error,
     read_json,
     sent_messages,
@@ -54,7 +54,7 @@ async def get_json(api: Api, path: str, **more: Any) -> Json:
 
 
 async def wait_for_end(api: Api, run_id: str) -> Json:
-    run: Json = await eventually(lambda: get_json(api, f"{RUNS}/{run_id}"), lambda run: run["finished_at"])
+    run: Json = await until(lambda: get_json(api, f"{RUNS}/{run_id}"), lambda run: run["finished_at"])
     return run
 
 
@@ -262,7 +262,7 @@ async def test_run_events_are_same_live_and_replayed(start: Start) -> None:
     await held_model.wait_for_request()
     for _ in range(8):
         held_model.release()
-        await asyncio.sleep(0)
+        await idle()
     held_model.release_all()
     live_events = await live[0]
     assert live_events == await live[1] == await events(api, run_id, **headers)
@@ -527,9 +527,7 @@ async def test_run_approval(api: Api) -> None:
     offer_dangerous(api)
     api.model.script = [Reply(tool_calls=[Call("danger", id="call_1")]), Reply(text="Gone.")]
     run_id = (await submitted(api))["run_id"]
-    run = await eventually(
-        lambda: get_json(api, f"{RUNS}/{run_id}"), lambda run: run["status"] == "waiting_for_approval"
-    )
+    run = await until(lambda: get_json(api, f"{RUNS}/{run_id}"), lambda run: run["status"] == "waiting_for_approval")
     [asked] = run["pending_approvals"]
     assert (asked["command"], asked["description"], asked["pattern_key"]) == ("rm -r x", "It deletes.", "rm")
     assert asked["choices"] == ["once", "session", "deny"] and asked["allow_permanent"] is False
@@ -564,7 +562,7 @@ async def test_run_approval_deny_all(api: Api) -> None:
     offer_dangerous(api)
     api.model.script = [Reply(tool_calls=[Call("danger", id="call_1")]), Reply(text="Well then.")]
     run_id = (await submitted(api))["run_id"]
-    await eventually(lambda: get_json(api, f"{RUNS}/{run_id}"), lambda run: run["pending_approvals"])
+    await until(lambda: get_json(api, f"{RUNS}/{run_id}"), lambda run: run["pending_approvals"])
     async with api.post(f"{RUNS}/{run_id}/approval", {"choice": "deny", "resolve_all": True}) as response:
         assert (await read_json(response))["resolved"] == 1
     assert (await wait_for_end(api, run_id))["output"] == "Well then."
@@ -582,7 +580,7 @@ async def test_unattended_run_approval_is_decided_by_rule(api: Api) -> None:
 async def test_run_clarify_is_answered_once(api: Api) -> None:
     api.model.script = [Reply(tool_calls=[Call("clarify", {"question": "Which?"}, id="call_1")]), Reply(text="Red.")]
     run_id = (await submitted(api))["run_id"]
-    run = await eventually(lambda: get_json(api, f"{RUNS}/{run_id}"), lambda run: run["pending_question"])
+    run = await until(lambda: get_json(api, f"{RUNS}/{run_id}"), lambda run: run["pending_question"])
     assert run["status"] == "waiting_for_input" and run["pending_question"]["question"] == "Which?"
     path, request_id = f"{RUNS}/{run_id}/clarify", run["pending_question"]["request_id"]
     async with api.post(path, {"answer": "red", "request_id": "clr_none"}) as response:
@@ -608,7 +606,7 @@ async def test_stream_whose_store_fails_is_cut_off(start: Start, monkeypatch: py
             raise StoreUnreachable("PostgreSQL is out of reach.")
 
     monkeypatch.setattr(api.app.engine, "batches", cut_off)
-    async with asyncio.timeout(20), api.get(f"{RUNS}/{run['run_id']}/events") as response:
+    async with asyncio.timeout(DEADLINE_S), api.get(f"{RUNS}/{run['run_id']}/events") as response:
         assert response.status == 200
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.read()

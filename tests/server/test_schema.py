@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from support.model_server import Reply
+from support.waiting import DEADLINE_S
 
 from .clients import Json, check_envelope, check_headers, read_json
 from .conftest import Api, Start
@@ -65,7 +66,7 @@ def hammer(document: Json, url: str, headers: dict[str, str], known: dict[str, s
         def send(case: Any, real: bool) -> None:
             if real:
                 case.path_parameters.update({name: known[name] for name in case.path_parameters if name in known})
-            answer = case.call(base_url=url, headers={**(case.headers or {}), **headers}, timeout=20)
+            answer = case.call(base_url=url, headers={**(case.headers or {}), **headers}, timeout=DEADLINE_S)
             next(counter)
             check_headers({name: values[0] for name, values in answer.headers.items()}, request_id_of(case))
             if answer.status_code >= 400:

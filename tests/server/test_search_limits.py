@@ -10,11 +10,12 @@ import pytest
 
 from hermes.core.limits import SLOW_READERS_MAX
 from hermes.store import search as search_module
+from support.waiting import DEADLINE_S
 
 from .clients import read_error, read_json
 from .conftest import Api, Start
 
-SEARCH, PATIENCE_S = "/api/sessions/search?q=hi", 30
+SEARCH = "/api/sessions/search?q=hi"
 ENDLESS = "(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n) > 0"
 
 
@@ -32,7 +33,7 @@ class Searches:
     async def running(self) -> None:
         """Return when as many run as can run at once."""
         for _ in range(SLOW_READERS_MAX):
-            assert await asyncio.to_thread(self._began.acquire, timeout=PATIENCE_S)
+            assert await asyncio.to_thread(self._began.acquire, timeout=DEADLINE_S)
 
     def end(self) -> None:
         self._monkeypatch.undo()
@@ -54,7 +55,7 @@ async def test_other_reads_do_not_wait_for_searches(api: Api, monkeypatch: pytes
     searches = Searches(monkeypatch)
     waiting = [search(api) for _ in range(40)]
     await searches.running()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         for path in ("/api/sessions", "/api/sessions/s", "/api/sessions/s/messages", "/v1/runs"):
             async with api.get(path) as response:
                 await read_json(response)
@@ -70,7 +71,7 @@ async def test_search_ends_on_disconnect(api: Api, monkeypatch: pytest.MonkeyPat
     for search_task in waiting:
         search_task.cancel()
     searches.end()
-    async with asyncio.timeout(PATIENCE_S), api.get(SEARCH) as response:
+    async with asyncio.timeout(DEADLINE_S), api.get(SEARCH) as response:
         assert [match["session_id"] for match in (await read_json(response))["data"]] == ["s"]
 
 
@@ -78,7 +79,7 @@ async def test_search_timeout_is_503_with_retry(api: Api, monkeypatch: pytest.Mo
     Searches(monkeypatch)
     for module in ("hermes.store.engine", "hermes.store.sqlite.engine"):
         monkeypatch.setattr(f"{module}.SLOW_READ_S_MAX", 0.05)
-    async with asyncio.timeout(PATIENCE_S), api.get(SEARCH) as response:
+    async with asyncio.timeout(DEADLINE_S), api.get(SEARCH) as response:
         error = await read_error(response, 503, "session_db_unavailable")
         assert (response.headers["Retry-After"], response.headers["x-should-retry"]) == ("1", "true")
     assert "no answer within 0.05 s" in error["message"]

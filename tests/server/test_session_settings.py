@@ -11,8 +11,9 @@ import pytest
 
 from hermes.store.sessions import SessionDB
 from support.model_server import Reply
+from support.waiting import until
 
-from .clients import HeldModel, Json, eventually, read_error, read_json, stream_of, system_of, tool_names, user
+from .clients import HeldModel, Json, read_error, read_json, stream_of, system_of, tool_names, user
 from .conftest import Api, Start
 from .test_keys import bearer
 
@@ -64,7 +65,7 @@ async def _run(api: Api, session_id: str, **fields: Any) -> str:
     async def record() -> Any:
         return await api.app.engine.get(run_id)
 
-    await eventually(record, lambda value: value is not None and value.state.ended)
+    await until(record, lambda value: value is not None and value.state.ended)
     return run_id
 
 
@@ -291,9 +292,7 @@ async def test_busy_session_is_not_compacted(start: Start) -> None:
     api = await start(settings=held_model.settings)
     await create_session(api, id="s")
     turn = asyncio.ensure_future(_session_chat(api, "s"))
-    await eventually(
-        lambda: get_json(api, f"{SESSIONS}/s"), lambda value: value["session"]["active_run_id"] is not None
-    )
+    await until(lambda: get_json(api, f"{SESSIONS}/s"), lambda value: value["session"]["active_run_id"] is not None)
     async with api.post(f"{SESSIONS}/s/compact") as response:
         await read_error(response, 409, "session_busy")
     held_model.release_all()

@@ -13,8 +13,9 @@ from hermes.core.limits import BACKGROUND_MAX
 from hermes.store.sessions import SessionDB
 from hermes.tools.process import Background, Processes
 from support.model_server import Call, Reply
+from support.waiting import until
 
-from .clients import Json, eventually, read_json
+from .clients import Json, read_json
 from .conftest import Api, Start
 from .test_keys import ANNA, BEN, KEYS, bearer
 
@@ -110,7 +111,7 @@ async def test_background_processes_end_with_session(api: Api) -> None:
     [started] = await turn(api, ANNA, PLAIN, begin)
     [process] = api.app.services.outside.processes.of("anna", PLAIN)
     await delete(api, ANNA, PLAIN)
-    await eventually(process.ended.wait)
+    await until(process.ended.wait)
     listing, polled = await turn(
         api, BEN, PLAIN, Call("process", {"action": "list"}),
         Call("process", {"action": "poll", "session_id": started["session_id"]}),

@@ -13,13 +13,13 @@ import pytest
 from hermes.store.sessions import SessionDB
 from hermes.tools.framework.registry import Registry, ToolContext, ToolDef
 from support.model_server import Call, Reply
+from support.waiting import until
 
 from .clients import (
     Frame,
     HeldModel,
     Json,
     Stream,
-    eventually,
     read_error,
     read_json,
     sent_messages,
@@ -761,10 +761,10 @@ async def test_session_chat_continues_after_disconnect(start: Start, path: str) 
         data: list[Json] = (await get_json(api, f"{SESSIONS}/s/messages"))["data"]
         return data
 
-    result = await eventually(rows, lambda value: len(value) == 2)
+    result = await until(rows, lambda value: len(value) == 2)
     assert result[1]["content"] == "Hello." and result[1]["finish_reason"] == "stop"
     async with api.get(f"/v1/runs/{result[1]['run_id']}") as response:
-        run = await eventually(lambda: get_json(api, f"/v1/runs/{result[1]['run_id']}"), lambda run: run["finished_at"])
+        run = await until(lambda: get_json(api, f"/v1/runs/{result[1]['run_id']}"), lambda run: run["finished_at"])
         assert response.status == 200 and run["status"] == "completed"
     await held_model.stop()
 

@@ -9,8 +9,9 @@ import pytest
 from hermes.core import limits
 from hermes.server.start_gate import Start, StartGate
 from support.model_server import Reply
+from support.waiting import until
 
-from .clients import eventually, user
+from .clients import user
 from .conftest import Api
 
 NEVER_S = 3600.0
@@ -86,7 +87,7 @@ async def test_turns_waiting_for_their_model_do_not_block_others(api: Api, strea
     async def model_requests() -> int:
         return len(api.model.requests)
 
-    await eventually(model_requests, lambda count: count == 5)
+    await until(model_requests, lambda count: count == 5)
     go.set()
     assert all("Hello." in text for text in await asyncio.gather(*requests))
 

@@ -16,10 +16,11 @@ from aiohttp import web
 from guards.stage import serving
 from hermes.sandbox import bubblewrap
 from support.model_server import Call, Reply, Request
+from support.waiting import DEADLINE_S, until
 from tools.commanding import new_mark, running
 from tools.test_mcp import over_pipes, website
 
-from .clients import Stream, eventually, pieces, read_error, read_json, tool_names
+from .clients import Stream, pieces, read_error, read_json, tool_names
 from .conftest import Api, Start
 from .tooling import SESSION, SURFACES, Conversation, Json, Turn, events
 
@@ -200,7 +201,7 @@ async def test_background_process_outlives_turn_and_completion_is_reported(conve
     second = await conversation.turn([Call("process", {"action": "wait", "session_id": answer["session_id"]})])
     assert (second.answers[0]["state"], second.answers[0]["output"]) == ("exited", "bye\n")
     text = f"The background process {answer['session_id']} has ended with exit code 0."
-    async with asyncio.timeout(30):  # like a steer where a turn goes on, else as a notice of the next
+    async with asyncio.timeout(DEADLINE_S):  # like a steer where a turn goes on, else as a notice of the next
         while not any(
             text in str(event) for event in second.run_events("warning") + second.run_events("steer.accepted")
         ):
@@ -451,7 +452,7 @@ async def test_clarify(conversation: Conversation) -> None:
             return listed
 
     async def answer() -> Json:
-        [run] = await eventually(waiting)
+        [run] = await until(waiting)
         question: Json = run["pending_question"]
         reply = {"request_id": question["request_id"], "answer": "garden"}
         async with conversation.api.post(f"/v1/runs/{run['run_id']}/clarify", reply) as response:
@@ -637,7 +638,7 @@ async def test_subagent_can_be_interrupted_alone(conversation: Conversation) -> 
                 listed: list[Json] = (await read_json(response))["data"]
                 return listed
 
-        [run] = await eventually(running_subagents, lambda runs: runs and running(mark), 30)
+        [run] = await until(running_subagents, lambda runs: runs and running(mark))
         async with conversation.api.get("/health/detailed") as response:
             assert (await read_json(response))["active_agents"] == 2, "it counts like any other"
         async with conversation.api.post(f"/v1/runs/{run['run_id']}/stop") as response:
@@ -796,7 +797,7 @@ async def test_approval_on_plain_request_can_wait(start: Start, home_folder: Pat
                 listed: list[Json] = (await read_json(response))["data"]
                 return listed
 
-        [run] = await eventually(waiting)
+        [run] = await until(waiting)
         await respond(conversation.api, run["run_id"], choice="once")
 
     allowing = asyncio.create_task(allow())

@@ -9,8 +9,9 @@ import aiohttp
 import pytest
 
 from support.model_server import Reply
+from support.waiting import DEADLINE_S, until
 
-from .clients import HeldModel, Json, RawConnection, eventually, read_error, read_json, user
+from .clients import HeldModel, Json, RawConnection, read_error, read_json, user
 from .conftest import Api, Start
 from .test_backpressure import Flood
 
@@ -39,7 +40,7 @@ async def finished(api: Api) -> Json:
             runs = (await read_json(response))["data"]
         return dict(runs[0]) if runs else {}
 
-    run: Json = await eventually(look, lambda value: value.get("finished_at"))
+    run: Json = await until(look, lambda value: value.get("finished_at"))
     return run
 
 
@@ -132,7 +133,7 @@ async def test_queued_run_fails_after_session_wait(start: Start) -> None:
                 return await read_json(response)
 
         assert (await look())["status"] == "queued"
-        run = await eventually(look, lambda value: value["finished_at"])
+        run = await until(look, lambda value: value["finished_at"])
         assert (run["status"], run["error_code"]) == ("failed", "session_busy")
         model.release_all()
         await read_json(await turn)
@@ -171,7 +172,7 @@ async def test_stalled_websocket_is_closed(start: Start) -> None:
             await wire.send(bytes([0x81, 0x80 | len(request), 0, 0, 0, 0]) + request)
             await model.wait_for_request()
             await model.until(lambda: model.open_streams == 0, timeout=15)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(DEADLINE_S):
                 with contextlib.suppress(ConnectionError):
                     while await wire.reader.read(65_536):
                         pass
@@ -180,5 +181,5 @@ async def test_stalled_websocket_is_closed(start: Start) -> None:
 async def test_websocket_is_pinged(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hermes.server.websocket.SOCKET_PING_S", 0.05)
     async with api.client.ws_connect(f"{api.url}{RESPONSES}", autoping=False) as socket:
-        message = await socket.receive(timeout=20)
+        message = await socket.receive(timeout=DEADLINE_S)
         assert message.type is aiohttp.WSMsgType.PING

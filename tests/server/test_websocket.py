@@ -9,8 +9,9 @@ import aiohttp
 import pytest
 
 from support.model_server import Call, Reply
+from support.waiting import DEADLINE_S, until
 
-from .clients import HeldModel, Json, eventually, function, read_json, responses_tool, sent_messages, system_of
+from .clients import HeldModel, Json, function, read_json, responses_tool, sent_messages, system_of
 from .conftest import Api, Start
 
 PATH = "/v1/responses"
@@ -31,7 +32,7 @@ async def answer(socket: Socket) -> list[Json]:
     """The events up to the end of a turn, or an error."""
     events: list[Json] = []
     while not events or not (events[-1]["type"] in FINAL or "status" in events[-1]):
-        events.append(await socket.receive_json(timeout=20))
+        events.append(await socket.receive_json(timeout=DEADLINE_S))
     return events
 
 
@@ -46,7 +47,7 @@ async def turn(socket: Socket, input: Any = "hi", **fields: Any) -> Json:
 
 async def error(socket: Socket) -> Json:
     """The error that comes next."""
-    told_error: Json = await socket.receive_json(timeout=20)
+    told_error: Json = await socket.receive_json(timeout=DEADLINE_S)
     assert set(told_error) >= {"type", "status", "error"}
     assert told_error["type"] == "error"
     assert set(told_error["error"]) >= {"type", "code", "message", "param"}
@@ -102,7 +103,7 @@ async def test_websocket_turn_is_incremental(start: Start) -> None:
             deltas = []
             for _ in range(2):
                 model.release()
-                while (event := await socket.receive_json(timeout=20))["type"] != "response.output_text.delta":
+                while (event := await socket.receive_json(timeout=DEADLINE_S))["type"] != "response.output_text.delta":
                     pass
                 deltas.append(event["delta"])
             assert deltas == ["Hello", " there"]
@@ -126,14 +127,14 @@ async def test_websocket_requests_are_queued_in_order_and_limited(start: Start) 
             for number in range(10):
                 await ask(socket, f"question {number}", store=False)
             events = []
-            while (event := await socket.receive_json(timeout=20))["type"] != "error":
+            while (event := await socket.receive_json(timeout=DEADLINE_S))["type"] != "error":
                 events.append(event)
             assert event["error"]["code"] == "rate_limit_exceeded"
             assert len(model.requests) <= 1
             model.release_all()
             answers = []
             while len(answers) < 9:
-                event = await socket.receive_json(timeout=20)
+                event = await socket.receive_json(timeout=DEADLINE_S)
                 if event["type"] in FINAL:
                     answers.append(event["response"]["output"][0]["content"][0]["text"])
     assert answers == [f"answer {n}" for n in range(9)]
@@ -321,24 +322,26 @@ async def test_websocket_concurrency_cap(start: Start) -> None:
 # ---- the end of a socket
 
 
-async def test_websocket_disconnect_cancels_turn(start: Start) -> None:
+async def test_websocket_disconnect_cancels_turn(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     async with HeldModel(Reply(text=["Half", " an answer."])) as model:
         api = await start(settings=model.settings)
+        # No ping finds out that the client is gone: only the connection can tell.
+        monkeypatch.setattr("hermes.server.websocket.SOCKET_PING_S", 3600)
         async with connect(api) as socket:
             await ask(socket)
             model.release()
-            response_id = (await socket.receive_json(timeout=20))["response"]["id"]
-            while (await socket.receive_json(timeout=20))["type"] != "response.output_text.delta":
+            response_id = (await socket.receive_json(timeout=DEADLINE_S))["response"]["id"]
+            while (await socket.receive_json(timeout=DEADLINE_S))["type"] != "response.output_text.delta":
                 pass
             socket._response.connection.transport.abort()
-        await model.until(lambda: model.open_streams == 0, timeout=1.5)
+        await model.until(lambda: model.open_streams == 0)
         assert model.requests[0].closed_early
 
         async def look() -> Json:
             async with api.get(f"{PATH}/{response_id}") as response:
                 return await read_json(response)
 
-        result = await eventually(look, lambda value: value["status"] != "in_progress")
+        result = await until(look, lambda value: value["status"] != "in_progress")
     assert (result["status"], result["incomplete_details"]) == ("incomplete", {"reason": "client_disconnected"})
     assert result["output"][0]["content"][0]["text"] == "Half"
 
@@ -346,7 +349,7 @@ async def test_websocket_disconnect_cancels_turn(start: Start) -> None:
 async def test_websocket_is_closed_on_drain(api: Api) -> None:
     async with connect(api) as socket:
         api.context.drain()
-        message = await socket.receive(timeout=20)
+        message = await socket.receive(timeout=DEADLINE_S)
         assert message.type is aiohttp.WSMsgType.CLOSE
         assert message.data == 1012
 
@@ -355,5 +358,5 @@ async def test_websocket_maximum_lifetime(api: Api, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("hermes.server.websocket.SOCKET_S_MAX", 0.1)
     async with connect(api) as socket:
         assert (await error(socket))["code"] == "websocket_connection_limit_reached"
-        message = await socket.receive(timeout=20)
+        message = await socket.receive(timeout=DEADLINE_S)
         assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1000)

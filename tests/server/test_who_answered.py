@@ -11,8 +11,9 @@ from hermes.core.spec import Control
 from hermes.settings.config import set_value, unset_value
 from hermes.store.runs import Runs
 from support.model_server import Call, Reply
+from support.waiting import until
 
-from .clients import Json, eventually, read_json
+from .clients import Json, read_json
 from .conftest import KEY, Api, Start
 from .test_keys import ANNA, KEYS, bearer
 
@@ -35,7 +36,7 @@ async def start_question(api: Api, key: str, pending: str) -> str:
         async with api.get(f"/v1/runs/{run_id}", headers=bearer(key)) as response:
             return await read_json(response)
 
-    await eventually(state, lambda value: value[pending])
+    await until(state, lambda value: value[pending])
     return run_id
 
 
@@ -43,7 +44,7 @@ async def resolved(api: Api, run_id: str) -> dict[str, Any]:
     async def events() -> list[Any]:
         return [event for event in await api.app.engine.durable(run_id) if event.type.endswith(".resolved")]
 
-    [event] = await eventually(events)
+    [event] = await until(events)
     return dict(event.data)
 
 
@@ -95,7 +96,7 @@ async def test_always_approval_logs_credential(start: Start, caplog: pytest.LogC
     with caplog.at_level(logging.INFO, "hermes"):
         async with api.post(f"/v1/runs/{run_id}/approval", {"choice": "always"}) as response:
             await read_json(response)
-        record = await eventually(lambda: api.app.engine.get(run_id), lambda value: value.state.ended)
+        record = await until(lambda: api.app.engine.get(run_id), lambda value: value.state.ended)
     assert record.state.status == "completed"
     assert "the setting command_allowlist is changed by 'default'" in caplog.text
 
