@@ -12,10 +12,10 @@ import uvloop
 from aiohttp import web
 
 from hermes.cluster import proxy as proxies
-from hermes.cluster.engines import free_port
 from hermes.cluster.proxy import Address, Proxy
+from support.ports import refusing_port, reserved_port
+from support.waiting import DEADLINE_S, until
 
-SURELY_S = 60.0
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -64,16 +64,10 @@ def greeter(name: bytes) -> Handler:
 async def read_all(port: int) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        async with asyncio.timeout(SURELY_S):
+        async with asyncio.timeout(DEADLINE_S):
             return await reader.read()
     finally:
         writer.close()
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SURELY_S):
-        while not happened():
-            await asyncio.sleep(0.005)
 
 
 async def test_connections_go_to_replicas_in_turn() -> None:
@@ -86,36 +80,35 @@ async def test_connections_go_to_replicas_in_turn() -> None:
 
 async def test_replica_that_refuses_is_passed_over_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxies, "SKIP_S", 0.05)
-    dead = ("127.0.0.1", free_port())
-    async with replica(greeter(b"a")) as a, proxied(a, dead) as (_, port):
-        assert {await read_all(port) for _ in range(4)} == {b"a"}
-        async with replica(greeter(b"b"), dead[1]), asyncio.timeout(SURELY_S):
-            while await read_all(port) != b"b":
-                await asyncio.sleep(0.01)
+    with reserved_port() as dead:
+        async with replica(greeter(b"a")) as a, proxied(a, ("127.0.0.1", dead)) as (_, port):
+            assert {await read_all(port) for _ in range(4)} == {b"a"}
+            async with replica(greeter(b"b"), dead):
+                await until(lambda: read_all(port), lambda answer: answer == b"b")
 
 
 async def test_replica_that_has_refused_is_not_tried_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     assert proxies.SKIP_S == 1.0
-    monkeypatch.setattr(proxies, "SKIP_S", SURELY_S)
+    monkeypatch.setattr(proxies, "SKIP_S", DEADLINE_S)
     tried = []
 
     async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tried.append(1)
 
-    dead = ("127.0.0.1", free_port())
-    async with replica(greeter(b"a")) as a, proxied(a, dead) as (_, port):
-        await read_all(port)
-        await read_all(port)  # one of the two was refused
-        async with replica(note, dead[1]):
-            assert {await read_all(port) for _ in range(4)} == {b"a"}
+    with reserved_port() as dead:
+        async with replica(greeter(b"a")) as a, proxied(a, ("127.0.0.1", dead)) as (_, port):
+            await read_all(port)
+            await read_all(port)  # one of the two was refused
+            async with replica(note, dead):
+                assert {await read_all(port) for _ in range(4)} == {b"a"}
     assert tried == []
 
 
 async def test_without_a_replica_the_connection_is_closed() -> None:
-    dead = ("127.0.0.1", free_port())
-    async with proxied(dead) as (_, port), proxied() as (_, empty):
-        assert await read_all(port) == b""
-        assert await read_all(empty) == b""
+    with refusing_port() as dead:
+        async with proxied(("127.0.0.1", dead)) as (_, port), proxied() as (_, empty):
+            assert await read_all(port) == b""
+            assert await read_all(empty) == b""
 
 
 async def test_targets_can_be_replaced() -> None:
@@ -134,7 +127,7 @@ async def test_client_that_ends_its_side_still_gets_its_answer() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(bytes(3_000_000))
         writer.write_eof()
-        async with asyncio.timeout(SURELY_S):
+        async with asyncio.timeout(DEADLINE_S):
             assert await reader.read() == b"3000000"
         writer.close()
 
@@ -147,7 +140,7 @@ async def test_replica_that_ends_its_side_still_reads() -> None:
         writer.write_eof()
         total.set_result(len(await reader.read()))
 
-    async with replica(answer_first) as a, proxied(a) as (proxy, port), asyncio.timeout(SURELY_S):
+    async with replica(answer_first) as a, proxied(a) as (proxy, port), asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await reader.read() == b"early"
         writer.write(bytes(1_000_000))
@@ -173,7 +166,7 @@ async def test_connection_of_a_replica_that_dies_is_closed(monkeypatch: pytest.M
             if abort:
                 writer.transport.abort()
 
-        async with replica(wait) as a, proxied(a) as (proxy, port), asyncio.timeout(SURELY_S):
+        async with replica(wait) as a, proxied(a) as (proxy, port), asyncio.timeout(DEADLINE_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             assert await reader.readexactly(5) == b"begin"
             dies.set()
@@ -194,17 +187,18 @@ async def test_slow_reader_makes_the_sender_wait() -> None:
             await writer.drain()
             sent += 100_000
 
-    async with replica(flood) as a, proxied(a) as (_, port):
+    async with replica(flood) as a, proxied(a) as (proxy, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-        still_since, last = 0, -1
-        async with asyncio.timeout(SURELY_S):
-            while still_since < 20:
-                still_since, last = (still_since + 1, last) if sent == last else (0, sent)
-                await asyncio.sleep(0.01)
-        assert sent < 50_000_000
-        # What was held back comes as soon as it is read.
-        async with asyncio.timeout(SURELY_S):
-            while sent == last:
+
+        def waits() -> bool:
+            return any(client.other and not client.other.transport.is_reading() for client in proxy._clients)
+
+        await until(waits)
+        held_at = sent
+        assert held_at < 50_000_000
+        # What was held back comes as soon as it is read: more of it than there is room for on the way.
+        async with asyncio.timeout(DEADLINE_S):
+            while sent < held_at + 50_000_000:
                 assert await reader.read(65_536)
         writer.transport.abort()
 
@@ -216,7 +210,7 @@ async def test_too_many_connections_are_closed(monkeypatch: pytest.MonkeyPatch) 
         writer.write(b"a")
         await reader.read()
 
-    async with replica(wait) as a, proxied(a) as (_, port), asyncio.timeout(SURELY_S):
+    async with replica(wait) as a, proxied(a) as (_, port), asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await reader.readexactly(1) == b"a"
         with contextlib.suppress(ConnectionError):
@@ -248,7 +242,7 @@ async def test_events_of_a_stream_pass_one_by_one() -> None:
         for number in range(20):
             await response.write(b"data: %d\n\n" % number)
             # The next event waits until the client has this one: nothing may be held back on the way.
-            await asyncio.wait_for(reached.wait(), SURELY_S)
+            await asyncio.wait_for(reached.wait(), DEADLINE_S)
             reached.clear()
         return response
 
@@ -274,12 +268,11 @@ async def test_replica_learns_that_a_client_has_left() -> None:
         await response.prepare(request)
         await response.write(b"begin\n")
         with contextlib.suppress(ConnectionError):
-            while request.transport is not None and not request.transport.is_closing():
-                await asyncio.sleep(0.005)
+            await until(lambda: request.transport is None or request.transport.is_closing())
         disconnected.set()
         return response
 
-    async with web_replica([web.get("/", stream)]) as a, proxied(a) as (_, port), asyncio.timeout(SURELY_S):
+    async with web_replica([web.get("/", stream)]) as a, proxied(a) as (_, port), asyncio.timeout(DEADLINE_S):
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/") as response:
             assert await response.content.readline() == b"begin\n"
         await disconnected.wait()
@@ -301,4 +294,4 @@ async def test_websocket_passes_untouched() -> None:
     ):
         for text in ("hello", "x" * 300_000):
             await websocket.send_str(text)
-            assert await websocket.receive_str(timeout=SURELY_S) == text.upper()
+            assert await websocket.receive_str(timeout=DEADLINE_S) == text.upper()

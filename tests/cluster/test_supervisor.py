@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
 import signal
 import socket
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from hermes.core.processes import is_alive
 from hermes.server.status import HomeServed, hold, local_url
 from hermes.store.stores import open_store
 from support.model_server import ModelServer, Reply
+from support.waiting import until
 
 SURELY_S = 120.0
 has_postgres_store = (Path(hermes.__file__).parent / "store" / "postgres" / "engine.py").exists()
@@ -78,12 +78,6 @@ def state_of(home: Home) -> ClusterState:
     state = states.read(home)
     assert state is not None
     return state
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SURELY_S):
-        while not happened():
-            await asyncio.sleep(0.02)
 
 
 async def command(*args: str) -> int:
@@ -255,7 +249,6 @@ def test_commands_without_a_cluster_say_so(home: Home, capsys: pytest.CaptureFix
 
 @pytest.mark.skipif(not has_postgres_store, reason="the store on PostgreSQL is not there yet")
 def test_up_detached_status_and_down(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    os.environ["HERMES_HOME"] = str(home.path)
     try:
         assert main(("cluster", "up", "--replicas", "2", "--port", "0", "--detach")) == 0
         assert "2 replicas, PostgreSQL on" in capsys.readouterr().out

@@ -37,10 +37,11 @@ from hermes.http_client.exchange import (
     TransportError,
 )
 from support.cutting import any_cut, cut
-from support.gateway import until
+from support.ports import refusing_port
+from support.waiting import DEADLINE_S, idle, until
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
-PATIENT = Timeouts(30, 30)
+PATIENT = Timeouts(DEADLINE_S, DEADLINE_S)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CLOSE, RESET = object(), object()
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy. fixture")
@@ -119,8 +120,7 @@ async def serving(part: Part, *, unix: Path | None = None, **how: Any) -> AsyncI
         await asyncio.gather(*tasks, return_exceptions=True)
         for writer in raw_server.writers:
             writer.transport.abort()
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await idle()
         assert raw_server.faults == []
 
 
@@ -604,7 +604,16 @@ BEGUN = HEAD + b"Content-Length: 9\r\n\r\n"
 )
 async def test_idle_timeout(http: HttpClient, limits: Timeouts, kind: Any, raw_response: bytes, answered: bool) -> None:
     async with serving(answers([raw_response, asyncio.Event()])) as raw_server:
-        assert await failure(http, raw_server.url(), limits=limits) == (kind, answered)
+        assert await timeout(http, raw_server.url(), limits, answered) == (kind, answered)
+
+
+async def timeout(http: HttpClient, url: str, limits: Timeouts, answered: bool) -> tuple[type[TransportError], bool]:
+    """The failure of a request. An answer that had not begun in time, as it should have, has more time again."""
+    for more in (1, 10, 100):
+        outcome = await failure(http, url, limits=Timeouts(limits.total_s * more, limits.stale_s * more))
+        if outcome[1] or not answered:
+            break
+    return outcome
 
 
 async def test_total_timeout_of_endless_response(http: HttpClient) -> None:
@@ -617,7 +626,7 @@ async def test_total_timeout_of_endless_response(http: HttpClient) -> None:
             await asyncio.sleep(0.005)
 
     async with serving(part) as raw_server:
-        assert await failure(http, raw_server.url(), limits=Timeouts(0.1, 30)) == (RequestTimeout, True)
+        assert await timeout(http, raw_server.url(), Timeouts(0.1, 30), True) == (RequestTimeout, True)
 
 
 @asynccontextmanager
@@ -634,12 +643,9 @@ async def full(address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
 
 
 async def test_refused_connection_names_the_address(http: HttpClient) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-        with pytest.raises(ConnectFailed, match=rf"^127\.0\.0\.1:{port}: Connection refused$"):
-            async with http.send("GET", f"http://user:secret@127.0.0.1:{port}/", {}, b"", PATIENT):
-                pass
+    with refusing_port() as port, pytest.raises(ConnectFailed, match=rf"^127\.0\.0\.1:{port}: Connection refused$"):
+        async with http.send("GET", f"http://user:secret@127.0.0.1:{port}/", {}, b"", PATIENT):
+            pass
 
 
 async def test_connect_timeout(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -655,14 +661,34 @@ async def test_connect_time_counts_towards_total_timeout(http: HttpClient, names
     names.known["slow.test"] = None
     async with serving(silent) as raw_server:
         loop = asyncio.get_running_loop()
-        started_at = loop.time()
-        asking = asyncio.create_task(failure(http, raw_server.url(host="slow.test"), limits=Timeouts(0.6, 30)))
+        asking = asyncio.create_task(ask(http, raw_server.url(host="slow.test")))
         await until(lambda: names.lookups == ["slow.test"])
-        await asyncio.sleep(0.5)
+        asked_at = loop.time()
+        await until(lambda: loop.time() > asked_at + 0.01)
         names.known["slow.test"] = ["127.0.0.1"]
         names.tell("slow.test", raw_server.port)
-        assert await asking == (RequestTimeout, False)
-        assert loop.time() - started_at < 1
+        await until(lambda: len(raw_server.requests) == 1)
+        assert limited(http)._timer.when() < asked_at + 0.005 + PATIENT.total_s
+        asking.cancel()
+        await asyncio.wait([asking])
+
+
+def limited(http: HttpClient, limits: Timeouts = PATIENT) -> Answer:
+    """The only answer that is waited for, with these limits from now on: to come here may have taken any time."""
+    [answer] = [connection.answer for connection in http._connections]
+    assert answer is not None
+    answer._timer.cancel()
+    answer._timeouts = limits
+    answer._look()
+    return answer
+
+
+async def pass_silence(answer: Answer) -> None:
+    """Wait until the limit of silence was looked at twice, and nothing has come of it."""
+    for _ in range(2):
+        timer = answer._timer
+        await until(lambda timer=timer: answer._timer is not timer or answer._error)  # type: ignore[misc]
+    assert answer._error is None
 
 
 MUCH = 8 * 1024 * 1024
@@ -682,9 +708,11 @@ async def test_unread_response_applies_backpressure(http: HttpClient, monkeypatc
             await writer.drain()
         await reader.read()
 
-    async with serving(part) as raw_server, http.send("GET", raw_server.url(), {}, b"", Timeouts(30, 0.2)) as answer:
-        await asyncio.sleep(0.5)  # more than is allowed of silence
+    async with serving(part) as raw_server, http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer:
+        await until(lambda: answer._paused)
+        await pass_silence(limited(http, Timeouts(30, 0.05)))
         assert sent < MUCH * 4
+        limited(http)
         came = b"".join([piece async for piece in pieces(answer)])
     assert came == b"".join(b"%08d" % at * 8192 for at in range(0, MUCH * 4, 65536))
 
@@ -698,9 +726,10 @@ async def test_idle_timeout_excludes_backpressure(http: HttpClient, monkeypatch:
     monkeypatch.setattr(exchange, "ANSWER_AHEAD_BYTES_MAX", 10)
     async with (
         serving(answers([chunked(b"x" * 100, end=b""), asyncio.Event()])) as raw_server,
-        http.send("GET", raw_server.url(), {}, b"", Timeouts(30, 0.3)) as answer,
+        http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer,
     ):
-        await asyncio.sleep(0.45)
+        await until(lambda: answer._paused)
+        await pass_silence(limited(http, Timeouts(30, 0.3)))
         started_at = asyncio.get_running_loop().time()
         assert await answer.read() == b"x" * 100
         with pytest.raises(StaleStream):
@@ -718,9 +747,10 @@ async def test_slow_request_upload_is_not_idle(http: HttpClient) -> None:
         await reader.read()
 
     async with serving(part) as raw_server:
-        asking = asyncio.create_task(ask(http, raw_server.url(), "POST", b"x" * MUCH * 4, Timeouts(30, 2.0)))
-        await until(lambda: raw_server.connections == 1)
-        await asyncio.wait([asking], timeout=2.5)  # more than is allowed of silence
+        asking = asyncio.create_task(ask(http, raw_server.url(), "POST", b"x" * MUCH * 4))
+        await until(lambda: any(connection.answer for connection in http._connections))
+        await pass_silence(limited(http, Timeouts(30, 0.05)))
+        limited(http)
         may.set()
         assert await asking == (200, b"ok")
 
@@ -771,7 +801,7 @@ async def test_fully_received_response_keeps_its_connection(http: HttpClient, mo
     monkeypatch.setattr(exchange, "ANSWER_AHEAD_BYTES_MAX", 10)
     async with serving(answers(sized(b"x" * 100))) as raw_server:
         for _ in range(3):
-            async with http.send("GET", raw_server.url(), {}, b"", Timeouts(5, 5)) as answer:
+            async with http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer:
                 await until(lambda: answer._over)
         assert await ask(http, raw_server.url()) == (200, b"x" * 100)
         assert raw_server.connections == 1
@@ -785,7 +815,7 @@ async def test_response_before_request_is_sent_closes_connection(http: HttpClien
 
     async with serving(part) as raw_server:
         for turn in (1, 2):
-            assert await ask(http, raw_server.url(), "POST", b"x" * MUCH * 4, Timeouts(5, 5)) == (200, b"ok")
+            assert await ask(http, raw_server.url(), "POST", b"x" * MUCH * 4, PATIENT) == (200, b"ok")
             assert raw_server.connections == turn
 
 
@@ -815,13 +845,15 @@ async def test_idle_connection_is_closed_after_keep_alive(http: HttpClient, monk
         await until(lambda: raw_server.closed == 1)
 
 
-async def test_connection_in_use_is_not_closed_by_keep_alive(http: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_in_use_is_not_closed_by_keep_alive(http: HttpClient) -> None:
     may = asyncio.Event()
     async with serving(answers(OK, [BEGUN, may, b"123456789"])) as raw_server:
-        monkeypatch.setattr(module, "KEPT_ALIVE_S", 0.3)
         assert await ask(http, raw_server.url()) == (200, b"ok")
+        [[connection]] = http._idle.values()
+        timer = connection.idle_timer
         async with http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer:
-            asyncio.get_running_loop().call_later(0.4, may.set)
+            assert timer is not None and timer.cancelled() and connection.idle_timer is None
+            may.set()
             assert await answer.body() == b"123456789"
         assert raw_server.connections == 1
 
@@ -878,8 +910,7 @@ async def test_cancelled_connect_leaves_nothing(http: HttpClient) -> None:
             if "https" in url:
                 await until(lambda: len(raw_server.requests) == 1)
             else:
-                for _ in range(5):
-                    await asyncio.sleep(0)
+                await idle()
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
@@ -1059,7 +1090,10 @@ async def test_refusing_address_falls_back_to_next(http: HttpClient, names: Name
     names.known["many.test"] = ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
     async with serving(answers(OK)) as raw_server:
         assert await ask(http, raw_server.url(host="many.test")) == (200, b"ok")
-    assert await failure(http, raw_server.url(host="many.test")) == (ConnectFailed, False)
+    with refusing_port() as port:
+        await http.close()
+        http._resolved.clear()
+        assert await failure(http, f"http://many.test:{port}/") == (ConnectFailed, False)
 
 
 async def test_silent_address_is_raced_with_next(http: HttpClient, names: Names) -> None:
@@ -1166,7 +1200,7 @@ async def test_failure_is_raised_to_reader(http: HttpClient) -> None:
 
         answer.sink = sink
         reading = asyncio.create_task(answer.read())
-        await asyncio.sleep(0)
+        await idle()
         answer.fail(LookupError("from elsewhere"))
         with pytest.raises(LookupError, match="from elsewhere"):
             await reading
@@ -1202,7 +1236,7 @@ async def test_cancelled_reader_can_read_again(http: HttpClient) -> None:
         http.send("GET", raw_server.url(), {}, b"", PATIENT) as answer,
     ):
         reading = asyncio.create_task(answer.read())
-        await asyncio.sleep(0)
+        await idle()
         reading.cancel()
         await asyncio.wait([reading])
         may.set()

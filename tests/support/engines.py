@@ -19,8 +19,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from hermes.cluster.engines import Engine, NatsEngine, PostgresEngine
+from hermes.cluster.engines import Engine, EngineState, NatsEngine, PostgresEngine
+from hermes.core.home import make_private_folder
 from hermes.core.processes import is_alive, process_start
+
+from .ports import reserved_port
 
 _PG_URL, _NATS_URL = os.environ.get("HERMES_TEST_PG_URL"), os.environ.get("HERMES_TEST_NATS_URL")
 _PREFIX = f"hermes-engines-{os.geteuid()}-"
@@ -44,6 +47,16 @@ def running(engine: Engine) -> Iterator[str]:
         yield engine.url
     finally:
         engine.stop()
+
+
+@contextlib.contextmanager
+def _at_reserved_port(engine: Engine) -> Iterator[None]:
+    """Run an engine whose port stays its own while it is down."""
+    with reserved_port() as port:
+        make_private_folder(engine.folder)
+        engine._write(EngineState(port, uuid.uuid4().hex))
+        with running(engine):
+            yield
 
 
 # ---- one for all workers
@@ -171,7 +184,7 @@ def postgres_database(postgres_url: str) -> Iterator[str]:
 def own_postgres(tmp_path: Path) -> Iterator[PostgresEngine]:
     """A durable PostgreSQL server that the test may stop, kill and start again."""
     engine = postgres_engine(tmp_path / "pg")
-    with running(engine):
+    with _at_reserved_port(engine):
         yield engine
 
 
@@ -179,5 +192,5 @@ def own_postgres(tmp_path: Path) -> Iterator[PostgresEngine]:
 def own_nats(tmp_path: Path) -> Iterator[NatsEngine]:
     """A NATS server that the test may stop, kill and start again."""
     engine = NatsEngine(tmp_path / "nats")
-    with running(engine):
+    with _at_reserved_port(engine):
         yield engine

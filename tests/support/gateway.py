@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ import aiohttp
 import yaml
 
 from support.preloaded import HermesProcess
+from support.waiting import until
+
+__all__ = ["CUT", "SURELY_S", "Gateway", "serving", "until"]
 
 Json = dict[str, Any]
 SURELY_S = 60.0
@@ -104,10 +107,3 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[Gateway]:
     finally:
         await gateway.end()
         await gateway.client.close()
-
-
-async def until(happened: Callable[[], Any], seconds: float = SURELY_S) -> None:
-    """Wait until the condition holds."""
-    async with asyncio.timeout(seconds):
-        while not happened():
-            await asyncio.sleep(0.005)

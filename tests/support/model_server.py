@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from .waiting import idle, until
 from .wire import (
     PATHS,
     Call,
@@ -154,7 +155,7 @@ class ModelServer:
         await runner.cleanup()
         await asyncio.gather(*remaining, return_exceptions=True)
         # A connection that never asked anything is known to the runner alone, which cancels without waiting.
-        await asyncio.sleep(0)
+        await idle()
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -349,9 +350,8 @@ async def _stall(raw: web.Request, response: web.StreamResponse, reply: Reply) -
 async def _abort(raw: web.Request) -> None:
     """Close the connection in the middle of the transfer, all that was written having left."""
     transport = raw.transport
-    while transport is not None and not transport.is_closing() and transport.get_write_buffer_size():
-        await asyncio.sleep(0.001)
     if transport is not None:
+        await until(lambda: transport.is_closing() or not transport.get_write_buffer_size())
         transport.abort()
 
 

@@ -1,8 +1,7 @@
-"""A real nats-server with JetStream, from its wheel, on a free port of this machine."""
+"""A real nats-server with JetStream, from its wheel, on a port of its own."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -10,16 +9,17 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hermes.cluster.engines import free_port
 from hermes.core.ids import random_hex
 
-_START_S = 60.0
-_PORTS_TRIED = 3
+from .ports import reserved_port
+from .waiting import until as eventually
+from .waiting import until_blocking
+
+__all__ = ["NatsServer", "eventually", "nats_server"]
 
 
 def binary() -> str:
@@ -32,8 +32,8 @@ def binary() -> str:
 class NatsServer:
     """One server, which may be stopped and started again on its port."""
 
-    def __init__(self, folder: Path, *options: str, jetstream: bool = True) -> None:
-        self.folder, self.port, self.name = folder, free_port(), f"test-{random_hex(8)}"
+    def __init__(self, folder: Path, port: int, *options: str, jetstream: bool = True) -> None:
+        self.folder, self.port, self.name = folder, port, f"test-{random_hex(8)}"
         self._options = ["-n", self.name, *options, *(["-js", "-sd", str(folder / "js")] if jetstream else [])]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -46,14 +46,14 @@ class NatsServer:
         with (self.folder / "nats.log").open("ab") as output:
             command = [binary(), "-a", "127.0.0.1", "-p", str(self.port), *self._options]
             self._process = subprocess.Popen(command, stdout=output, stderr=output)
-        until = time.monotonic() + _START_S
-        while True:
-            # Another test may have been given the same port a moment ago: only this server knows its name.
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as sock:
-                if self.name.encode() in sock.recv(4096):
-                    return
-            assert time.monotonic() < until and self._process.poll() is None, (self.folder / "nats.log").read_text()
-            time.sleep(0.01)
+        until_blocking(self._answers)
+
+    def _answers(self) -> bool:
+        assert self._process is not None and self._process.poll() is None, (self.folder / "nats.log").read_text()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as sock:
+            # Only this server knows its name.
+            return self.name.encode() in sock.recv(4096)
+        return False
 
     def stop(self, *, forget: bool = False) -> None:
         """Stop it; with `forget`, delete its streams as well."""
@@ -75,28 +75,10 @@ class NatsServer:
 
 @contextmanager
 def nats_server(folder: Path, *options: str, jetstream: bool = True) -> Iterator[NatsServer]:
-    for tries in range(_PORTS_TRIED):
-        server = NatsServer(folder, *options, jetstream=jetstream)
+    with reserved_port() as port:
+        server = NatsServer(folder, port, *options, jetstream=jetstream)
         try:
             server.start()
-            break
-        except AssertionError as error:
+            yield server
+        finally:
             server.stop()
-            if tries == _PORTS_TRIED - 1 or "address already in use" not in str(error):
-                raise
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-async def eventually(happened: object, seconds: float = 60.0) -> None:
-    """Wait until a function or coroutine function returns a true value."""
-    async with asyncio.timeout(seconds):
-        while True:
-            result = happened()  # type: ignore[operator]
-            if asyncio.iscoroutine(result):
-                result = await result
-            if result:
-                return
-            await asyncio.sleep(0.01)

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from support.model_server import ModelServer, Reply
+from support.waiting import idle
 
 
 async def _end(server: ModelServer) -> None:
     """Stop, and let the loop close the sockets of aborted connections."""
     await server.stop()
-    for _ in range(10):
-        await asyncio.sleep(0.001)
+    await idle()
 
 
 @contextmanager
