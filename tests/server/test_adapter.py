@@ -20,6 +20,7 @@ from hermes.server.compat import (
 )
 from hermes.server.errors import error_body
 from hermes.server.settings import PlatformConfig
+from support.waiting import idle
 
 
 def adapter(**extra: Any) -> APIServerAdapter:
@@ -90,7 +91,7 @@ async def test_idempotency_cache_does_not_keep_failures() -> None:
     async def fail() -> None:
         nonlocal calls
         calls += 1
-        await asyncio.sleep(0)
+        await idle()
         raise ValueError("no")
 
     results = await asyncio.gather(*(cache.get_or_set("k", "f", fail) for _ in range(3)), return_exceptions=True)

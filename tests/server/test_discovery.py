@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -244,19 +245,24 @@ async def test_failing_store_is_degraded(api: Api, monkeypatch: pytest.MonkeyPat
 
 
 async def test_hanging_store_times_out_as_degraded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
     class Slow:
         def get_session(self, session_id: str) -> None:
-            time.sleep(0.5)
+            go_on.wait()
 
     monkeypatch.setattr(readiness, "CHECK_S_MAX", 0.01)
     monkeypatch.setattr(api.context, "session_db", Slow())
-    check = await readiness._checked(api.context, "state_db")
+    try:
+        check = await readiness._checked(api.context, "state_db")
+    finally:
+        go_on.set()
     assert check.status == "degraded" and "0.01 seconds" in str(check.error)
 
 
 async def test_engine_without_answer_is_named(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     async def hang(_: object) -> None:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     monkeypatch.setattr(readiness, "CHECK_S_MAX", 0.01)
     monkeypatch.setitem(readiness.CHECKS, "response_store", hang)

@@ -12,7 +12,7 @@ from hermes.core.spec import RunSpec
 from hermes.server import responses
 from hermes.server.idempotency import IdempotentExecutor
 from support.model_server import Reply
-from support.waiting import until
+from support.waiting import idle, until
 
 from .conftest import Api, Json
 
@@ -38,7 +38,7 @@ class HeldCall:
         await asyncio.wait([client, reached], return_when=asyncio.FIRST_COMPLETED)
         assert reached.done(), await client
         client.cancel()
-        await asyncio.sleep(0)
+        await idle()
         self.go.set()
         await asyncio.wait([client])
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from support.model_server import Call, Reply
-from support.waiting import DEADLINE_S
+from support.waiting import DEADLINE_S, until
 
 from .clients import HeldModel, Stream, read_error, read_json, user
 from .conftest import Api, Start
@@ -133,10 +133,8 @@ async def test_run_can_be_followed_while_it_is_recorded(api: Api, monkeypatch: A
     monkeypatch.setattr(runs, "get", look, raising=False)
     coming = api.app.engine.creating
     task = asyncio.ensure_future(api.post("/v1/chat/completions", user("hi", stream=True)).__aenter__())
+    run_id = next(iter(await until(lambda: coming)))
     async with asyncio.timeout(DEADLINE_S):
-        while not coming:
-            await asyncio.sleep(0.001)
-        run_id = next(iter(coming))
         async with api.get(f"/v1/runs/{run_id}/events") as response:
             assert response.status == 200, await response.text()
             assert "run.completed" in await response.text()

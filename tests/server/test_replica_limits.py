@@ -13,9 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from support.gateway import until
 from support.model_server import Handler, Reply, Request
 from support.replicas import Replicas, two_replicas
+from support.waiting import until
 
 from .clients import user
 

@@ -9,13 +9,15 @@ import sqlite3
 from collections import Counter
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from crash.plans import answer
-from hermes.cluster.engines import free_port
-from support.gateway import SURELY_S, Gateway, until
-from support.model_server import Handler, Reply, Request
+from support.gateway import SURELY_S, Gateway
+from support.model_server import Reply
+from support.ports import refusing_port
 from support.replicas import Replicas, two_replicas
+from support.waiting import until
 from support.workers import Json, get, post
 
 from .test_workers import has_seen, has_status, stream, submitted
@@ -40,6 +42,7 @@ async def test_submitted_runs_are_spread_and_bounded(home_folder: Path) -> None:
         runs = [await submitted(first, f"n{at}: w") for at in range(6)]
         await until(lambda: sum(carriers(server).values()) == 4)
         assert carriers(server) == dict.fromkeys(server.pids, 2) and waiting(server) == 2
+        await until((home_folder / "workspace" / "effects.txt").exists)
         server.go()
         for run_id in runs:
             await has_status(other, run_id, "completed")
@@ -84,14 +87,12 @@ async def test_queue_is_fair_between_owners(home_folder: Path) -> None:
             (folder / "go").touch()
         for name, run_id in runs:
             headers = {"Authorization": f"Bearer {KEYS[name]}"}
-            async with asyncio.timeout(SURELY_S):
-                while True:
-                    async with other.get(f"/v1/runs/{run_id}", headers=headers) as response:
-                        status = (await response.json())["status"]
-                    assert status in ("queued", "running", "completed"), status
-                    if status == "completed":
-                        break
-                    await asyncio.sleep(0.01)
+
+            async def status(run_id: str = run_id, headers: Json = headers) -> str:
+                async with other.get(f"/v1/runs/{run_id}", headers=headers) as response:
+                    return str((await response.json())["status"])
+
+            assert await until(status, lambda value: value not in ("queued", "running")) == "completed"
             # What is another owner's is unknown, whichever replica carries it out.
             headers = {"Authorization": f"Bearer {KEYS['bob' if name == 'alice' else 'alice']}"}
             async with other.get(f"/v1/runs/{run_id}", headers=headers) as response:
@@ -137,7 +138,7 @@ async def test_queued_run_is_stopped_through_any_replica(home_folder: Path) -> N
 
 async def test_queued_run_fails_after_its_waiting_time(home_folder: Path) -> None:
     # Long enough for the first two to be taken before it is over.
-    settings = {"bus": {"max_inflight": 1}, "api_server": {"run_queue_seconds": 5}}
+    settings = {"bus": {"max_inflight": 1}, "api_server": {"run_queue_seconds": 10}}
     async with two_replicas(home_folder, answer, **settings) as server:
         first, other = await server.both()
         for at in range(2):
@@ -148,13 +149,11 @@ async def test_queued_run_fails_after_its_waiting_time(home_folder: Path) -> Non
         assert b"session_busy" in await stream(other, f"/v1/runs/{run_id}/events")
 
 
-async def readiness(client: object, wanted: str) -> Json:
-    async with asyncio.timeout(SURELY_S):
-        while True:
-            readiness: Json = (await get(client, "/health/detailed"))["readiness"]  # type: ignore[arg-type]
-            if readiness["checks"]["bus"]["status"] == wanted:
-                return readiness
-            await asyncio.sleep(0.05)
+async def readiness(client: aiohttp.ClientSession, wanted: str) -> Json:
+    async def look() -> Json:
+        return dict((await get(client, "/health/detailed"))["readiness"])
+
+    return await until(look, lambda readiness: readiness["checks"]["bus"]["status"] == wanted)
 
 
 async def test_replicas_go_on_while_nats_is_away(home_folder: Path) -> None:
@@ -189,25 +188,28 @@ async def test_replicas_go_on_while_nats_is_away(home_folder: Path) -> None:
         assert b"run.completed" in await stream(other, f"/v1/runs/{again}/events")
 
 
-def slow_words() -> Handler:
-    def reply(_: Request) -> Reply:
-        return Reply(text=[f"Word {n}. " for n in range(60)], gap_s=0.05)
-
-    return reply
+async def follow(client: aiohttp.ClientSession, path: str, text: bytearray) -> None:
+    async with asyncio.timeout(SURELY_S), client.get(path) as response:
+        async for data in response.content.iter_any():
+            text += data
 
 
 async def test_viewers_see_same_bytes_across_nats_restart(home_folder: Path) -> None:
-    async with two_replicas(home_folder, slow_words()) as server:
+    words = Reply(text=[f"Word {n}. " for n in range(60)], gap_s=0.05)
+    async with two_replicas(home_folder, lambda _: words) as server:
         first, other = await server.both()
         run_id = (await post(first, "/v1/runs", {"input": "Count."}, 202))["run_id"]
         path = f"/v1/runs/{run_id}/events"
-        reading = [asyncio.ensure_future(stream(client, path)) for client in (first, other)]
-        await until(lambda: len(server.model.requests) == 1)
-        await asyncio.sleep(0.5)
+        texts = bytearray(), bytearray()
+        reading = [asyncio.ensure_future(follow(*at)) for at in zip((first, other), (path, path), texts, strict=True)]
+        await until(lambda: all(text.count(b"Word ") >= 5 for text in texts))
         server.nats.stop(forget=True)
-        await asyncio.sleep(1.0)
+        [request] = server.model.requests
+        sent = request.sent
+        await until(lambda: request.sent > 2 * sent or not server.model.open_streams)
         server.nats.start()
-        at_one, at_other = await asyncio.gather(*reading)
+        await asyncio.gather(*reading)
+        at_one, at_other = (bytes(text).replace(b": keepalive\n\n", b"") for text in texts)
         assert at_one == at_other == await stream(other, path)
         assert at_one.count(b"Word ") >= 60 and b"run.completed" in at_one
 
@@ -215,15 +217,16 @@ async def test_viewers_see_same_bytes_across_nats_restart(home_folder: Path) -> 
 REFUSED: list[tuple[str, Json, int, str]] = [
     ("no address", {"url": "natz://somewhere"}, 78, "bus.url"),
     ("a namespace with dots", {"url": "nats://127.0.0.1:1", "namespace": "a.b"}, 78, "bus.namespace"),
-    ("nobody there", {"url": f"nats://u:hunter2@127.0.0.1:{free_port()}"}, 69, "out of reach"),
+    ("nobody there", {"url": "nats://u:hunter2@127.0.0.1:{port}"}, 69, "out of reach"),
 ]
 
 
 @pytest.mark.parametrize(("_", "bus", "code", "message"), REFUSED)
 async def test_unusable_bus_is_reported_at_start(home_folder: Path, _: str, bus: Json, code: int, message: str) -> None:
-    gateway = Gateway(home_folder, bus=bus)
-    with pytest.raises(AssertionError, match=message):
-        await gateway.start()
+    with refusing_port() as port:
+        gateway = Gateway(home_folder, bus={**bus, "url": bus["url"].replace("{port}", str(port))})
+        with pytest.raises(AssertionError, match=message):
+            await gateway.start()
     assert await gateway.wait_for_exit() == code
     assert "hunter2" not in gateway.stderr_text and "Traceback" not in gateway.stderr_text
     # A server with a bus has a state file of its own, which goes with it.

@@ -11,7 +11,7 @@ import resource
 import socket
 import sqlite3
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from hermes.server.startup_checks import bind, is_loopback, resolved
 from hermes.server.status import HomeServed, hold, read_runtime_status
 from hermes.settings import config
 from support.model_server import ModelServer, Reply
-from support.waiting import DEADLINE_S
+from support.waiting import until
 
 GOOD_KEY = "q7Zr-4fJ0_pW2xLs9TnB6vYc1HdK8mGa"
 LOCAL = "terminal: {backend: local}"
@@ -53,12 +53,6 @@ def state(home: Home) -> dict[str, Any]:
     """The state file, whoever wrote it."""
     payload: dict[str, Any] = json.loads(home.state_file.read_text()) if home.state_file.exists() else {}
     return payload
-
-
-async def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not happened():
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -339,10 +333,9 @@ async def test_drain_timeout_leaves_run_for_next_start(home: Home) -> None:
         async with serving(home):
             run_id = await start_waiting_turn(home, server)
         status = await status_of(home, run_id)
-        async with serving(home), asyncio.timeout(DEADLINE_S):
-            while (now := await status_of(home, run_id)) != "completed":
-                await asyncio.sleep(0.01)
-    assert (status, now, len(server.requests)) == ("interrupted", "completed", 2)
+        async with serving(home):
+            await until(lambda: status_of(home, run_id), lambda now: now == "completed")
+    assert (status, len(server.requests)) == ("interrupted", 2)
 
 
 async def status_of(home: Home, run_id: str) -> str:

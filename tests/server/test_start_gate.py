@@ -9,7 +9,7 @@ import pytest
 from hermes.core import limits
 from hermes.server.start_gate import Start, StartGate
 from support.model_server import Reply
-from support.waiting import until
+from support.waiting import DEADLINE_S, idle
 
 from .clients import user
 from .conftest import Api
@@ -25,14 +25,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def entering(gate: StartGate, count: int) -> list[asyncio.Task[Start]]:
     tasks: list[asyncio.Task[Start]] = [asyncio.ensure_future(gate.enter()) for _ in range(count)]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await idle()
     return tasks
-
-
-async def settle() -> None:
-    for _ in range(3):
-        await asyncio.sleep(0)
 
 
 async def test_turns_beyond_the_maximum_wait_in_order() -> None:
@@ -42,7 +36,7 @@ async def test_turns_beyond_the_maximum_wait_in_order() -> None:
     start = await tasks[0]
     start.leave()
     start.leave()
-    await settle()
+    await idle()
     assert [task.done() for task in tasks] == [True, True, True, False]
     tasks[3].cancel()
 
@@ -52,7 +46,7 @@ async def test_cancelled_turn_gives_its_place_to_the_next() -> None:
     tasks = await entering(gate, 4)
     tasks[2].cancel()
     (await tasks[0]).leave()
-    await settle()
+    await idle()
     assert tasks[3].done() and not tasks[3].cancelled()
 
 
@@ -61,7 +55,7 @@ async def test_turn_that_is_cancelled_when_it_is_let_in_gives_its_place_to_the_n
     tasks = await entering(gate, 4)
     (await tasks[0]).leave()
     tasks[2].cancel()
-    await settle()
+    await idle()
     assert tasks[2].cancelled()
     assert tasks[3].done() and not tasks[3].cancelled()
 
@@ -70,7 +64,7 @@ async def test_turns_are_let_in_after_a_while_though_others_still_start(monkeypa
     monkeypatch.setattr(limits, "TURNS_STARTING_S_MAX", 0.001)
     gate = StartGate()
     for task in await entering(gate, 20):
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, DEADLINE_S)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -84,10 +78,7 @@ async def test_turns_waiting_for_their_model_do_not_block_others(api: Api, strea
     api.model.handler = reply
     requests = [asyncio.ensure_future(post(api, f"hi {n}", stream)) for n in range(5)]
 
-    async def model_requests() -> int:
-        return len(api.model.requests)
-
-    await until(model_requests, lambda count: count == 5)
+    await api.model.until(lambda: len(api.model.requests) == 5)
     go.set()
     assert all("Hello." in text for text in await asyncio.gather(*requests))
 

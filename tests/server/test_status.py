@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from hermes.core.home import Home, is_served
 from hermes.core.processes import process_start
 from hermes.server import status
 from hermes.server.status import HomeServed, hold, make_own_state, read_runtime_status, write_runtime_status
+from support.waiting import until_blocking
 
 SERVE = """
 import sys
@@ -150,11 +150,10 @@ def test_lock_is_not_inherited_by_children(home: Home) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
     lock.release()
     # Another thread's child may hold it for the moment before it becomes its program; ours lives on until it is told.
-    until = time.monotonic() + 5
-    while (served := is_served(home)) and time.monotonic() < until:
-        time.sleep(0.01)
-    child.communicate(b"\n")
-    assert not served
+    try:
+        until_blocking(lambda: not is_served(home))
+    finally:
+        child.communicate(b"\n")
 
 
 def test_removed_lock_file_is_recreated(home: Home) -> None:

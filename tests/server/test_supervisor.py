@@ -15,8 +15,9 @@ from hermes.app import current
 from hermes.core.home import Home
 from hermes.server.runner import GatewayRunner
 from hermes.server.supervisor import Supervisor
+from support.waiting import until
 
-from .test_runner import get, home, serving, until  # noqa: F401  (a fixture)
+from .test_runner import get, home, serving  # noqa: F401  (a fixture)
 
 
 class Manager:

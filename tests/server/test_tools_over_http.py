@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import re
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from aiohttp import web
 from guards.stage import serving
 from hermes.sandbox import bubblewrap
 from support.model_server import Call, Reply, Request
-from support.waiting import DEADLINE_S, until
+from support.waiting import DEADLINE_S, until, until_blocking
 from tools.commanding import new_mark, running
 from tools.test_mcp import over_pipes, website
 
@@ -155,16 +154,13 @@ async def test_background_processes(conversation: Conversation) -> None:
 
     def poll(answers: list[Json]) -> list[Call]:
         ids.extend(answer["session_id"] for answer in answers)
-        until = time.monotonic() + 10
-        while not running(mark) and time.monotonic() < until:
-            time.sleep(0.01)  # its shell has just begun
-        assert running(mark), "it really runs"
+        until_blocking(lambda: running(mark))  # its shell has just begun; it really runs
         return [Call("process", {"action": "list"}), Call("process", {"action": "poll", "session_id": ids[0]})]
 
     def wait(_: list[Json]) -> list[Call]:
         return [
             Call("terminal", {"command": "touch go"}),
-            Call("process", {"action": "wait", "session_id": ids[0], "timeout": 30}),
+            Call("process", {"action": "wait", "session_id": ids[0], "timeout": 60}),
             Call("process", {"action": "kill", "session_id": ids[1]}),
             Call("process", {"action": "poll", "session_id": "proc_00000000"}),
         ]

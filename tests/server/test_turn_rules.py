@@ -11,7 +11,7 @@ import pytest
 from support.model_server import Reply
 from support.waiting import DEADLINE_S, until
 
-from .clients import HeldModel, Json, RawConnection, read_error, read_json, user
+from .clients import HeldModel, Json, RawConnection, read_error, read_json, stream_of, user
 from .conftest import Api, Start
 from .test_backpressure import Flood
 
@@ -91,7 +91,7 @@ async def test_waiting_turns_per_session_are_limited(start: Start) -> None:
         turns = [asyncio.create_task(api.client.post(api.url + CHAT, json=user("hi"), headers=HALL))]
         await model.wait_for_request()
         turns += [asyncio.create_task(api.client.post(api.url + CHAT, json=user("hi"), headers=HALL)) for _ in range(2)]
-        await asyncio.sleep(0.1)
+        await until(lambda: api.app.engine.admissions.leases.waiting("hall") == 3)
         async with api.post(CHAT, user("hi"), headers=HALL) as response:
             await read_error(response, 409, "session_busy")
             assert int(response.headers["Retry-After"]) >= 1
@@ -122,7 +122,7 @@ async def test_busy_session_can_be_renamed_and_forked_but_not_deleted(start: Sta
 
 async def test_queued_run_fails_after_session_wait(start: Start) -> None:
     async with HeldModel(Reply(text="Hello.")) as model:
-        api = await start(settings=model.settings, run_queue_seconds=0.3)
+        api = await start(settings=model.settings, run_queue_seconds=1)
         turn = asyncio.create_task(api.client.post(api.url + CHAT, json=user("hi"), headers=HALL))
         await model.wait_for_request()
         async with api.post(RUNS, {"input": "x", "session_id": "hall"}) as response:
@@ -132,9 +132,11 @@ async def test_queued_run_fails_after_session_wait(start: Start) -> None:
             async with api.get(f"{RUNS}/{run_id}") as response:
                 return await read_json(response)
 
-        assert (await look())["status"] == "queued"
         run = await until(look, lambda value: value["finished_at"])
         assert (run["status"], run["error_code"]) == ("failed", "session_busy")
+        async with api.get(f"{RUNS}/{run_id}/events") as response:
+            events = [item.data["event"] for item in await stream_of(response)]
+        assert events == ["run.queued", "run.failed"]
         model.release_all()
         await read_json(await turn)
 
@@ -150,7 +152,7 @@ async def test_stalled_stream_reader_is_disconnected(start: Start) -> None:
             await wire.request("POST", CHAT, user("hi", stream=True), Authorization=api.client.headers["Authorization"])
             await wire.head()
             await model.wait_for_request()
-            await model.until(lambda: model.open_streams == 0, timeout=15)
+            await model.until(lambda: model.open_streams == 0)
             run = await finished(api)
     assert run["status"] == "cancelled"
     assert model.requests[0].closed_early
@@ -171,7 +173,7 @@ async def test_stalled_websocket_is_closed(start: Start) -> None:
             assert (await wire.head()).status == 101
             await wire.send(bytes([0x81, 0x80 | len(request), 0, 0, 0, 0]) + request)
             await model.wait_for_request()
-            await model.until(lambda: model.open_streams == 0, timeout=15)
+            await model.until(lambda: model.open_streams == 0)
             async with asyncio.timeout(DEADLINE_S):
                 with contextlib.suppress(ConnectionError):
                     while await wire.reader.read(65_536):
