@@ -6,9 +6,12 @@ STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.development
 # Tests wait more than they work.
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 5 / 2 )))
+# The time limit of a test is in pyproject.toml; some suites need another one: `$(call limit,SECONDS)`.
+limit = --timeout=$(1) -o faulthandler_timeout=$$(( $(1) + 60 ))
 # The clients of the server, which nothing else needs.
 CLIENTS := tests/clients/.venv
 HEAVY   := tests/clients/heavy/.venv
+BROWSER := $(VENV)/.browser
 # The page, built from web/.
 PAGE        := src/hermes/server/web/index.html
 PAGE_SOURCE := $(shell find web -type f -not -path '*/node_modules/*' -not -path '*/.node/*')
@@ -64,56 +67,52 @@ $(CLIENTS)/.installed: pyproject.toml scripts/setup-clients tests/clients/node/p
 
 # Clients that need a gigabyte and a minute to start: Semantic Kernel, CrewAI, Open WebUI.
 test-clients-heavy: setup $(HEAVY)/.installed
-	@$(HEAVY)/bin/python -m pytest -c tests/clients/pytest.ini -n auto --dist loadfile tests/clients/heavy $(ARGS)
+	@$(HEAVY)/bin/python -m pytest -c tests/clients/pytest.ini $(call limit,600) -n auto --dist loadfile tests/clients/heavy $(ARGS)
 
 $(HEAVY)/.installed: pyproject.toml scripts/setup-clients-heavy
 	@PYTHON="$(PYTHON)" VENV="$(HEAVY)" sh scripts/setup-clients-heavy
 	@touch $@
 
 # The page in a real browser.
-test-web: setup $(VENV)/.web-tests
+test-web: setup $(BROWSER)
 	@sh scripts/node npm run --prefix web --silent check
 	@$(BIN)/python -m pytest -n 4 --dist worksteal tests/web $(ARGS)
 
-$(VENV)/.web-tests: pyproject.toml scripts/setup-web-tests scripts/setup-group | setup
-	@VENV="$(VENV)" sh scripts/setup-web-tests
+$(BROWSER): scripts/setup-browser | setup
+	@sh scripts/setup-browser
 	@touch $@
 
 # The terminal texts of docs/captures, the pictures of docs/images, and how quick and how heavy the page is.
 captures: setup
 	@$(BIN)/python scripts/captures.py $(ARGS)
 
-screenshots: setup $(VENV)/.web-tests
+screenshots: setup $(BROWSER)
 	@$(BIN)/python scripts/screenshots.py $(ARGS)
 
-bench-web: setup $(VENV)/.web-tests
+bench-web: setup $(BROWSER)
 	@$(BIN)/python -m bench.page $(ARGS)
 
 # The site of the documentation, in build/docs; a link that leads nowhere ends it.
-docs: setup $(VENV)/.docs
+docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "Documentation  build/docs/index.html" >&2
 
 # Every command and snippet of README.md and docs/ (`HERMES_DOCS_MODEL=embedded`: asked of the embedded model).
 test-docs: docs
-	@$(BIN)/python -m pytest -n 2 --dist worksteal tests/docs $(ARGS)
-
-$(VENV)/.docs: pyproject.toml scripts/setup-group | setup
-	@VENV="$(VENV)" sh scripts/setup-group docs
-	@touch $@
+	@$(BIN)/python -m pytest $(call limit,300) -n 2 --dist worksteal tests/docs $(ARGS)
 
 test-long: setup
-	@$(BIN)/python -m pytest -m "long and not cluster" -n auto $(ARGS)
+	@$(BIN)/python -m pytest $(call limit,3600) -m "long and not cluster" -n auto $(ARGS)
 
 test-crash: setup
-	@HERMES_CRASH_ROUNDS=300 HERMES_SERVER_CRASH_ROUNDS=200 $(BIN)/python -m pytest tests/crash -n auto --dist worksteal $(ARGS)
+	@HERMES_CRASH_ROUNDS=300 HERMES_SERVER_CRASH_ROUNDS=200 $(BIN)/python -m pytest $(call limit,3600) tests/crash -n auto --dist worksteal $(ARGS)
 
 # Three replicas on PostgreSQL and NATS under mixed load: 100 random faults, or 1,000 and a stall of a minute; outages of half a
 # minute. A failure prints its seed; HERMES_CLUSTER_SEED repeats it.
 test-cluster: setup
-	@sh scripts/in-own-network $(BIN)/python -m pytest -m "cluster and not long" -n 2 --dist worksteal tests/cluster_faults $(ARGS)
+	@sh scripts/in-own-network $(BIN)/python -m pytest $(call limit,1200) -m "cluster and not long" -n 2 --dist worksteal tests/cluster_faults $(ARGS)
 
 test-cluster-long: setup
-	@HERMES_CLUSTER_FAULTS=1000 sh scripts/in-own-network $(BIN)/python -m pytest -m cluster -n 2 --dist worksteal tests/cluster_faults $(ARGS)
+	@HERMES_CLUSTER_FAULTS=1000 sh scripts/in-own-network $(BIN)/python -m pytest $(call limit,10800) -m cluster -n 2 --dist worksteal tests/cluster_faults $(ARGS)
 
 # One server under mixed traffic for ten minutes (`ARGS="--minutes 2"`): nothing grows, and nothing is left over.
 soak: setup
