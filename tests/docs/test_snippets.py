@@ -13,7 +13,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from hermes.settings.files import parse_yaml
 from local.conftest import tiny_model
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving
+from support.waiting import until_blocking
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
@@ -137,14 +137,12 @@ class Machine:
             assert process.wait(PATIENCE_S) == 0
 
     def _listening(self, home: Path, process: subprocess.Popen[bytes]) -> int:
-        end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end:
+        def port() -> int:
             assert process.poll() is None, (self.folder / "server.log").read_text()
             state = home / "gateway_state.json"
-            if state.exists() and (port := json.loads(state.read_text()).get("port")):
-                return int(port)
-            time.sleep(0.1)
-        raise AssertionError("the server does not listen")
+            return int(json.loads(state.read_text()).get("port") or 0) if state.exists() else 0
+
+        return until_blocking(port, seconds=PATIENCE_S)
 
     def run(self, command: list[str | Path], stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run it in the server's home, or in one of its own where it changes settings."""
@@ -235,7 +233,7 @@ def test_curl_example_of_every_operation(machine: Machine) -> None:
 
     def call(example: str) -> tuple[str, int, str, str] | None:
         """What went wrong, if anything did."""
-        command = machine.here(example).replace("curl ", "curl -s -m 20 -o /dev/null -w %{http_code} ", 1)
+        command = machine.here(example).replace("curl ", "curl -s -m 60 -o /dev/null -w %{http_code} ", 1)
         result = machine.run(["bash", "-c", command])
         is_live = result.returncode == 28 and result.stdout == "200"  # a stream that stays open
         if is_live or (result.returncode == 0 and 200 <= int(result.stdout or 0) < 500):

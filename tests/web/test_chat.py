@@ -8,6 +8,7 @@ from playwright.async_api import Route, expect
 
 from support.browser import Site, say
 from support.model_server import Call, Reply
+from support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -185,7 +186,7 @@ async def test_a_turn_is_steered_and_the_next_message_waits(site: Site) -> None:
 
 
 async def test_queued_message_can_be_withdrawn(site: Site) -> None:
-    site.model.script = [slowly(UNENDING), Reply(text="No.")]
+    site.model.script = [slowly(UNENDING), Reply(text="To the third.")]
     page = await site.open()
     await say(page, "First.")
     await expect(page.locator(".prose")).to_contain_text("word")
@@ -194,8 +195,9 @@ async def test_queued_message_can_be_withdrawn(site: Site) -> None:
     await expect(page.get_by_text("Waits for its turn")).to_have_count(0)
     await page.get_by_role("button", name="Stop").click()
     await expect(page.get_by_role("button", name="Send")).to_be_visible()
-    await asyncio.sleep(0.3)
-    assert len(site.model.requests) == 1
+    await say(page, "Third.")
+    await expect(page.get_by_text("To the third.")).to_be_visible()
+    assert len(site.model.requests) == 2 and "Second." not in str(site.model.requests[1].body)
 
 
 async def test_a_message_is_edited_into_a_branch(site: Site) -> None:
@@ -232,9 +234,7 @@ async def test_a_message_is_edited_into_a_branch(site: Site) -> None:
     await expect(branches).to_contain_text("3 / 3")
     await branches.get_by_role("button", name="Delete this branch").click()
     await deleted.get_by_role("button", name="Close").click()
-    async with asyncio.timeout(60):
-        while (await site.gateway.get("/api/sessions?archived=all"))["total"] != 2:
-            await asyncio.sleep(0.1)
+    await until(lambda: site.gateway.get("/api/sessions?archived=all"), lambda body: body["total"] == 2)
     await expect(page.locator(".answer")).to_have_text(["Answer one."])
     assert all("Answer" not in str(request.body["messages"]) for request in site.model.requests)
 

@@ -13,7 +13,7 @@ WORDS = " ".join(f"w{number}" for number in range(160))
 
 
 async def shown_whole(page: Page) -> None:
-    await expect(page.locator(".turn-end")).to_be_visible(timeout=60_000)
+    await expect(page.locator(".turn-end")).to_be_visible()
     await expect(page.locator(".answer")).to_have_text([WORDS])
     await expect(page.locator(".bubble")).to_have_count(1)
 
@@ -77,7 +77,7 @@ async def test_server_restarted_while_a_tool_runs(site: Site) -> None:
     (site.folder / "home" / "workspace" / "go").touch()
     site.model.script = [Reply(text="Done."), Reply(text="Here.")]
     await site.gateway.start()
-    await expect(page.get_by_text("Here.")).to_be_visible(timeout=60_000)
+    await expect(page.get_by_text("Here.")).to_be_visible()
     await expect(page.locator(".answer")).to_have_text(["First.", "Done.", "Here."])
     await expect(page.locator(".bubble")).to_have_text(["Wait.", "Are you there?"])
 

@@ -1,6 +1,5 @@
 """The list of conversations, the keyboard, and the palette."""
 
-import asyncio
 import contextlib
 
 import pytest
@@ -9,6 +8,7 @@ from playwright.async_api import Page, expect
 from hermes.store.sessions import SessionDB
 from support.browser import Site, say
 from support.model_server import Reply
+from support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -22,9 +22,7 @@ async def create_conversations(site: Site, *texts: str) -> None:
 
 
 async def has_sessions(site: Site, count: int) -> None:
-    async with asyncio.timeout(60):
-        while (await site.gateway.get("/api/sessions?archived=all"))["total"] != count:
-            await asyncio.sleep(0.2)
+    await until(lambda: site.gateway.get("/api/sessions?archived=all"), lambda body: body["total"] == count)
 
 
 def entry(page: Page, title: str):  # type: ignore[no-untyped-def]

@@ -9,6 +9,7 @@ from playwright.async_api import Locator, Page, expect
 
 from support.browser import Site, say
 from support.model_server import Call, Reply
+from support.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -199,7 +200,7 @@ async def test_key_decides_about_nothing_that_is_not_in_view(site: Site) -> None
     await expect(card).to_be_in_viewport(ratio=0.95)
     await expect(card.get_by_role("button", name="Allow once")).to_be_enabled()
     done = page.get_by_text("Done.")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         while not await done.is_visible():  # rows above may still move the card
             await page.keyboard.press("a")
             await page.evaluate("new Promise(requestAnimationFrame)")

@@ -7,6 +7,7 @@ from playwright.async_api import Page, Route, expect
 
 from support.browser import Site, say
 from support.model_server import Reply
+from support.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -83,7 +84,7 @@ async def test_a_message_that_the_server_got_unseen_is_shown_once(site: Site, wi
         await attach(page)
     received = await lose_answer(page)
     await say(page, "Do not lose this")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         await received.wait()
     await page.unroute(RUNS)
     await page.reload()
@@ -127,7 +128,7 @@ async def test_a_first_message_is_a_draft_until_its_conversation_is_made(site: S
 
     await page.route("**/api/sessions", hold)
     await say(page, "Do not lose this")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         await requested.wait()
     await page.reload()
     await expect(box).to_have_value("Do not lose this")

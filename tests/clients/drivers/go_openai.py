@@ -99,7 +99,7 @@ class GoOpenAITalk(Conversation):
 
     def _post(self, body: dict[str, Any], stream: bool) -> http.client.HTTPResponse:
         place = urlsplit(self.url)
-        connection = http.client.HTTPConnection(place.netloc, timeout=30)
+        connection = http.client.HTTPConnection(place.netloc, timeout=120)
         headers = {
             "User-Agent": "Go-http-client/1.1",
             "Accept-Encoding": "gzip",

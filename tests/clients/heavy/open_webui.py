@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import time
 import urllib.error
@@ -17,6 +16,8 @@ from typing import Any
 
 from clients.drivers import MODEL
 from clients.server import Hermes
+from support.ports import reserved_port
+from support.waiting import until_blocking
 
 Json = dict[str, Any]
 _PYTHON = Path(__file__).resolve().parent / ".venv/open-webui/bin/python"
@@ -116,21 +117,18 @@ class Chat:
 
     def until(self, holds: Callable[[Json], Any]) -> Json:
         """The chat as it is kept, once something holds of it."""
-        until = time.monotonic() + _ANSWERS_WITHIN_S
-        while True:
-            chat: Json = self.webui.call("GET", f"/api/v1/chats/{self.id}")
-            if holds(chat["chat"]):
-                return chat["chat"]
-            assert time.monotonic() < until, f"the chat did not come to this: {json.dumps(chat)[:4000]}"
-            time.sleep(0.1)
+        chat: Json = until_blocking(lambda: self.webui.call("GET", f"/api/v1/chats/{self.id}")["chat"], holds)
+        return chat
 
 
 @contextmanager
 def running(home: Path, hermes: Hermes) -> Iterator[OpenWebUI]:
     """Open WebUI with its defaults, connected to this server. It is the slim variant: no models of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    with reserved_port() as port:
+        yield from _running(home, hermes, port)
+
+
+def _running(home: Path, hermes: Hermes, port: int) -> Iterator[OpenWebUI]:
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
@@ -147,12 +145,12 @@ def running(home: Path, hermes: Hermes) -> Iterator[OpenWebUI]:
         # Its requests have nothing else by which the server could know it.
         "ENABLE_FORWARD_USER_INFO_HEADERS": "True",
     }
-    command = [_PYTHON, "-m", "uvicorn", "open_webui.main:app", "--host", "127.0.0.1", "--port", port]
+    command = [_PYTHON, "-m", "uvicorn", "open_webui.main:app", "--host", "127.0.0.1", "--port", str(port)]
     with (home / "log.txt").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
     try:
-        _wait_for(process, url, home)
+        until_blocking(lambda: _answers(process, url, home), seconds=_STARTS_WITHIN_S)
         yield OpenWebUI(url)
     finally:
         process.terminate()
@@ -163,13 +161,10 @@ def running(home: Path, hermes: Hermes) -> Iterator[OpenWebUI]:
             process.wait()
 
 
-def _wait_for(process: subprocess.Popen[bytes], url: str, home: Path) -> None:
-    until = time.monotonic() + _STARTS_WITHIN_S
-    while True:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except OSError:
-            if process.poll() is not None or time.monotonic() > until:
-                raise AssertionError("Open WebUI did not start: " + (home / "log.txt").read_text()[-4000:]) from None
-            time.sleep(0.2)
+def _answers(process: subprocess.Popen[bytes], url: str, home: Path) -> bool:
+    assert process.poll() is None, "Open WebUI did not start: " + (home / "log.txt").read_text()[-4000:]
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5):
+            return True
+    except OSError:
+        return False
