@@ -13,17 +13,22 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import pytest
 import yaml
 
 from hermes.app import App
 from hermes.core.home import Home
 from hermes.core.spec import Applied, Control, RouteChoice, RunSpec
+from hermes.http_client.exchange import Answer
 from hermes.runs.engine import LiveRun
+from hermes.runs.log import RunLog
 from hermes.settings import config
 from hermes.store.base import Row
 from hermes.store.rows import live as live_rows
 from hermes.tools.framework.registry import Registry, ToolContext, ToolDef
-from support.model_server import ModelServer, Protocol, Reply, Request
+from support import model_server
+from support.model_server import Delivery, ModelServer, Protocol, Reply, Request
+from support.waiting import DEADLINE_S, idle, until
 from support.wire import body_bytes
 
 T = TypeVar("T")
@@ -184,9 +189,9 @@ class Running:
             self.events.append(event.as_dict())
             self._grown.set()
 
-    async def until(self, condition: Callable[[list[Json]], Any], timeout: float = 60.0) -> Any:
+    async def until(self, condition: Callable[[list[Json]], Any]) -> Any:
         """Wait until the events seen so far fulfil the condition."""
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(DEADLINE_S):
             while not (met := condition(self.events)):
                 self._grown.clear()
                 await self._grown.wait()
@@ -200,9 +205,9 @@ class Running:
         more = {} if control_id is None else {"control_id": control_id}
         return await self._harness.engine.control(self.run_id, Control(kind, data, **more))
 
-    async def end(self, timeout: float = 60.0) -> CompletedRun:
+    async def end(self) -> CompletedRun:
         assert self._live.task is not None
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(DEADLINE_S):
             result = await self._live.task
             await self._reader
         check_laws(self.events)
@@ -268,6 +273,51 @@ def scripted(*steps: Reply | Callable[[Request], Reply]) -> Callable[[Request], 
     return handle
 
 
+def hold_answers(patch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Answers of model servers wait for the event where they would pause for `gap_s`."""
+    go_on, write = asyncio.Event(), model_server._write
+
+    async def write_held(response: Any, request: Request, delivery: Delivery, limit: int | None) -> None:
+        assert limit is None, "an answer with faults"
+        for pause, data in delivery.parts:
+            if pause:
+                await go_on.wait()
+            await write(response, request, replace(delivery, parts=[(0.0, data)]), None)
+
+    patch.setattr(model_server, "_write", write_held)
+    return go_on
+
+
+class Clock:
+    """The clock of the event loop, which the test puts forward while none of its own waits has a limit on that clock."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.ahead_s = 0.0
+        loop, self.answers = asyncio.get_running_loop(), list[Answer]()
+        time, init = loop.time, Answer.__init__
+
+        def init_known(answer: Answer, *args: Any, **fields: Any) -> None:
+            init(answer, *args, **fields)
+            self.answers.append(answer)
+
+        patch.setattr(loop, "time", lambda: time() + self.ahead_s)
+        patch.setattr(Answer, "__init__", init_known)
+
+    async def put_forward(self, seconds: float) -> None:
+        self.ahead_s += seconds
+        await idle()
+
+    async def answered(self, server: ModelServer, request: int) -> None:
+        """Wait until that request is sent, and the beginning of its answer has come."""
+        await until(lambda: len(server.requests) >= request and self.answers and self.answers[-1].status)
+
+    async def hear(self) -> None:
+        """Wait until bytes of the latest answer come."""
+        answer = self.answers[-1]
+        heard_at = answer._heard_at
+        await until(lambda: answer._heard_at > heard_at)
+
+
 def sent_messages(request: Request, *roles: str) -> list[tuple[str, str]]:
     """The request's messages as pairs of role and text, without the instructions."""
     return [(t.role, t.text) for t in request.turns if t.role != "system" and (not roles or t.role in roles)]
@@ -291,8 +341,25 @@ async def in_thread(work: Callable[[], T]) -> T:
             loop.call_soon_threadsafe(lambda: future.done() or settle(value))
 
     threading.Thread(target=carry_out, daemon=True).start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         return await future
+
+
+async def ending(task: asyncio.Task[Any]) -> Any:
+    """The result or exception of a task, which must end and must not be cancelled."""
+    await asyncio.wait([task], timeout=DEADLINE_S)
+    assert task.done(), "it still waits"
+    assert not task.cancelled(), "it was told that it is cancelled, which it is not"
+    return task.exception() or task.result()
+
+
+async def joined(log: RunLog, run_id: str, readers: int = 1) -> None:
+    """Wait until so many readers of a run in this process have all that there is, and wait for more."""
+
+    def waiting() -> list[bool]:
+        return [reader._waiter is not None for reader in log.bus._readers.get(run_id, ())]
+
+    await until(waiting, lambda value: value == [True] * readers)
 
 
 def product_tasks() -> list[str]:
@@ -303,11 +370,10 @@ def product_tasks() -> list[str]:
     return [name for name in names if name not in ("EgressProxy.serve", "DiskQuota._watch")]
 
 
-async def nothing_left(*servers: ModelServer, within: float = 5.0) -> None:
+async def nothing_left(*servers: ModelServer) -> None:
     """No task and no open answer is left."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(within):
-            while product_tasks() or any(server.open_streams for server in servers):
-                await asyncio.sleep(0.005)
-    assert product_tasks() == []
-    assert [server.open_streams for server in servers] == [0] * len(servers)
+
+    def left() -> tuple[list[str], list[int]]:
+        return product_tasks(), [server.open_streams for server in servers]
+
+    await until(left, lambda value: value == ([], [0] * len(servers)))

@@ -13,6 +13,7 @@ from hermes.agent import decisions
 from hermes.agent import turn as turn_module
 from recovery.harness import PROTOCOLS, at_most, check_log, running_app, turn
 from support.model_server import Call, ModelServer, Reply, Request
+from support.waiting import until
 
 AT_ONCE = 48
 WORDS = ["plain ", "Grüße ", "世界 ", "🜁", "\n\n", "<think>", "</think>", "```\n", "a < b ", "1. one\n", " "]
@@ -94,9 +95,9 @@ async def _run_seeds(seeds: range, folder: Path) -> None:
             _check(seed, result, events)
 
         await at_most(AT_ONCE, (partial(run_one, seed) for seed in seeds))
-        await server.until(lambda: server.open_streams == 0, timeout=5)
-    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    assert tasks == [], tasks
+        await server.until(lambda: server.open_streams == 0)
+    current = asyncio.current_task()
+    await until(lambda: asyncio.all_tasks() - {current}, lambda tasks: not tasks)
 
 
 def _check(seed: int, result: dict[str, object], events: list) -> None:

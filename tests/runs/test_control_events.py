@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from hermes.runs.control import Questions, RunControls, Stop, Stopped
-from support.gateway import SURELY_S
+from support.waiting import DEADLINE_S, idle
 
 
 async def forever() -> None:
@@ -32,14 +32,14 @@ async def test_stop_cancels_wait() -> None:
             async with stop.scope():
                 await forever()
         except Stopped:
-            await asyncio.sleep(0)
+            await idle()
             return "stopped"
         return "done"
 
     task = asyncio.create_task(work())
-    await asyncio.sleep(0)
+    await idle()
     stop.request("stop")
-    assert await asyncio.wait_for(task, SURELY_S) == "stopped"
+    assert await asyncio.wait_for(task, DEADLINE_S) == "stopped"
     assert task.cancelling() == 0
 
 
@@ -54,9 +54,9 @@ async def test_stop_scope_after_stop_raises() -> None:
 async def test_stop_after_scope_does_not_interrupt() -> None:
     stop = Stop()
     async with stop.scope():
-        await asyncio.sleep(0)
+        await idle()
     stop.request("stop")
-    await asyncio.sleep(0)
+    await idle()
     task = asyncio.current_task()
     assert task is not None and task.cancelling() == 0
     assert stop.reason == "stop"
@@ -74,7 +74,7 @@ async def test_stop_cancels_all_waits_of_run() -> None:
         return False
 
     tasks = [asyncio.create_task(work()) for _ in range(3)]
-    await asyncio.sleep(0)
+    await idle()
     stop.request("stop")
     assert await asyncio.gather(*tasks) == [True, True, True]
 
@@ -93,13 +93,13 @@ async def test_stop_scopes_can_be_nested() -> None:
                     texts.append("inner")
         except Stopped:
             texts.append("outer")
-        await asyncio.sleep(0)
+        await idle()
         texts.append("after")
 
     task = asyncio.create_task(work())
-    await asyncio.sleep(0)
+    await idle()
     stop.request("stop")
-    await asyncio.wait_for(task, SURELY_S)
+    await asyncio.wait_for(task, DEADLINE_S)
     assert texts == ["inner", "outer", "after"]
 
 
@@ -111,7 +111,7 @@ async def test_task_cancellation_passes_through_stop_scope() -> None:
             await forever()
 
     task = asyncio.create_task(work())
-    await asyncio.sleep(0)
+    await idle()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -125,7 +125,7 @@ async def test_task_cancellation_wins_over_concurrent_stop() -> None:
             await forever()
 
     task = asyncio.create_task(work())
-    await asyncio.sleep(0)
+    await idle()
     task.cancel()
     stop.request("stop")
     with pytest.raises(asyncio.CancelledError):
@@ -143,7 +143,7 @@ async def test_exception_during_stop_is_not_hidden() -> None:
                 raise ValueError("on the way out")
 
     task = asyncio.create_task(work())
-    await asyncio.sleep(0)
+    await idle()
     stop.request("stop")
     with pytest.raises(ValueError, match="on the way out"):
         await task
@@ -159,11 +159,10 @@ async def test_run_can_stop_itself() -> None:
         except Stopped:
             pass
         # What follows a stop, such as closing the turn, must not be cancelled any more.
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await idle()
         return "closed"
 
-    assert await asyncio.wait_for(asyncio.create_task(work()), SURELY_S) == "closed"
+    assert await asyncio.wait_for(asyncio.create_task(work()), DEADLINE_S) == "closed"
 
 
 # ---- questions
@@ -205,7 +204,7 @@ async def test_question_id_can_be_reused() -> None:
     questions = Questions()
     questions.ask("q1").cancel()
     again = questions.ask("q1")
-    await asyncio.sleep(0)
+    await idle()
     assert questions.answer("q1", {"n": 1})
     assert await again == {"n": 1}
 

@@ -17,9 +17,8 @@ from hermes.runs import leases as leases_module
 from hermes.runs.engine import Refused
 from hermes.settings import config
 from hermes.store.base import StoreError
-from support.gateway import SURELY_S
 from support.model_server import Call, ModelServer, Reply, Request
-from support.nats_server import eventually
+from support.waiting import DEADLINE_S, idle, until
 
 SESSION = "the-session"
 
@@ -47,7 +46,7 @@ async def gate(server: ModelServer) -> Gate:
 
 async def wait_for_end(harness: Harness, run_id: str) -> Json:
     """The last event of a run, waited for."""
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         events = [event.as_dict() async for event in harness.engine.subscribe(run_id)]
     return events[-1]
 
@@ -139,7 +138,6 @@ async def test_submitted_turn_is_recorded_and_reports_queue_position(
         record = await harness.engine.get(spec.run_id)
         assert record is not None
         assert record.state.status == "queued"
-        await asyncio.sleep(0)
     gate.open.set()
     await running.end()
     logs = [[e.as_dict() async for e in harness.engine.subscribe(spec.run_id)] for spec in waiting]
@@ -170,7 +168,7 @@ async def test_cancelled_waiter_does_not_block_session_queue(harness: Harness, s
     running = await harness.begin(harness.spec(server, session_id=SESSION, persist=True))
     leaving = asyncio.create_task(harness.engine.run(harness.spec(server, "left", session_id=SESSION, persist=True)))
     staying = asyncio.create_task(harness.engine.run(harness.spec(server, "stayed", session_id=SESSION, persist=True)))
-    await asyncio.sleep(0.01)
+    await until(lambda: harness.engine.admissions.leases.waiting(SESSION) == 3)
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
@@ -183,7 +181,7 @@ async def test_cancelled_waiter_does_not_block_session_queue(harness: Harness, s
 async def test_failed_turn_releases_session(harness: Harness, server: ModelServer) -> None:
     server.script = [Reply(status=403), Reply(text="Fine.")]
     await harness.run(server, session_id=SESSION, persist=True)
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         run = await harness.run(server, "again", session_id=SESSION, persist=True)
     assert run.result["completed"] is True
 
@@ -197,7 +195,7 @@ async def test_admission_holds_session_until_run_ends(harness: Harness, server: 
     gate.open.set()
     result = await harness.engine.run(spec, admission)
     assert result["completed"] is True
-    again = await harness.engine.admit(harness.spec(server, session_id=SESSION), wait_s=SURELY_S)
+    again = await harness.engine.admit(harness.spec(server, session_id=SESSION), wait_s=DEADLINE_S)
     await again.release()
     await again.release()
 
@@ -232,13 +230,21 @@ async def twins(harness: Harness) -> AsyncIterator[tuple[Harness, Harness]]:
 
 
 async def test_turns_of_same_session_never_overlap_across_engines(
-    twins: tuple[Harness, Harness], server: ModelServer, gate: Gate
+    twins: tuple[Harness, Harness], server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = twins
     first = asyncio.create_task(one.engine.run(one.spec(server, "first", session_id=SESSION, persist=True)))
     await server.until(lambda: server.open_streams == 1)
+    refused, begin = list[Any](), two.app.store.begin
+
+    def ask(*args: Any, **fields: Any) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = asyncio.ensure_future(begin(*args, **fields))
+        answer.add_done_callback(lambda done: refused.append(done) if done.result() is None else None)
+        return answer
+
+    monkeypatch.setattr(two.app.store, "begin", ask, raising=False)
     second = asyncio.create_task(two.engine.run(two.spec(server, "second", session_id=SESSION, persist=True)))
-    await asyncio.sleep(0.05)
+    await until(lambda: len(refused) >= 2)
     assert server.open_streams == 1
     gate.open.set()
     await asyncio.gather(first, second)
@@ -250,12 +256,12 @@ async def test_lost_lease_prevents_further_writes(
     twins: tuple[Harness, Harness], server: ModelServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, two = twins
-    monkeypatch.setattr(leases_module, "LEASE_TTL_S", 0.02)
+    monkeypatch.setattr(leases_module, "LEASE_RENEW_S", 600.0)
     waited_for = first.spec(server, "stalled", session_id=SESSION, persist=True, on_detach="cancel")
     stalled = asyncio.create_task(first.engine.run(waited_for))
     await server.until(lambda: server.open_streams == 1)
-    await asyncio.sleep(0.03)
-    monkeypatch.setattr(leases_module, "LEASE_TTL_S", 30.0)
+    expire = "UPDATE leases SET until = 0 WHERE name = ?"
+    first.app.store.blocking.engine.write(lambda tx: tx.execute(expire, (f"session:{SESSION}",)))
     taking = asyncio.create_task(two.engine.run(two.spec(server, "taking over", session_id=SESSION, persist=True)))
     await server.until(lambda: server.open_streams == 2)
     gate.open.set()
@@ -295,8 +301,8 @@ async def test_draining_engine_rejects_new_runs_and_finishes_running_ones(
     harness: Harness, server: ModelServer, gate: Gate
 ) -> None:
     running = await harness.begin(harness.spec(server))
-    draining = asyncio.create_task(harness.engine.drain(5))
-    await asyncio.sleep(0)
+    draining = asyncio.create_task(harness.engine.drain(DEADLINE_S))
+    await idle()
     for refused in (harness.engine.run, harness.engine.submit, harness.engine.admit):
         with pytest.raises(Refused) as error:
             await refused(harness.spec(server))
@@ -307,7 +313,7 @@ async def test_draining_engine_rejects_new_runs_and_finishes_running_ones(
 
 
 async def test_drain_timeout_cancels_remaining_runs(harness: Harness, server: ModelServer) -> None:
-    server.repeat, server.script = True, [Reply(text=["Once ", "upon"], gap_s=60)]
+    server.repeat, server.script = True, [Reply(text=["Once ", "upon"], gap_s=600)]
     running = await harness.begin(harness.spec(server, persist=True, on_detach="cancel"))
     await running.wait_for("text.delta")
     await harness.engine.drain(0.05)
@@ -324,10 +330,10 @@ async def test_shutdown_under_load_ends_every_run(harness: Harness, server: Mode
 
     harness.offer(tool("stuck", forever))
     kinds = [
-        Reply(text=["Once ", "upon"], gap_s=60),
-        Reply(text="x", delay_s=60),
+        Reply(text=["Once ", "upon"], gap_s=600),
+        Reply(text="x", delay_s=600),
         Reply(tool_calls=[Call("stuck")]),
-        Reply(status=429, headers={"Retry-After": "9"}),
+        Reply(status=429, headers={"Retry-After": "599"}),
         Reply(text="Done."),
     ]
     server.handler = lambda request: kinds[request.number % len(kinds)]
@@ -335,7 +341,7 @@ async def test_shutdown_under_load_ends_every_run(harness: Harness, server: Mode
     for spec in specs:
         await harness.engine.submit(spec)
     await server.until(lambda: len(server.requests) == 40)
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await harness.engine.drain(0.1)
     for spec in specs:
         record = await harness.engine.get(spec.run_id)
@@ -395,13 +401,12 @@ async def test_long_turn_renews_lease(
     running = await harness.begin(harness.spec(server, session_id=SESSION, persist=True))
     engine, name = harness.app.store.blocking.engine, f"session:{SESSION}"
 
-    def until() -> float:
+    def renewed_until() -> float:
         expires_at: float = engine.read(lambda tx: tx.value("SELECT until FROM leases WHERE name = ?", (name,), 0.0))
         return expires_at
 
-    await eventually(until)
-    event = until()
-    await eventually(lambda: until() > event + 0.1)
+    first = await until(renewed_until)
+    await until(renewed_until, lambda expires_at: expires_at > first)
     assert await harness.app.store.leases.acquire(f"session:{SESSION}", "somebody", 1.0) is None
     gate.open.set()
     assert (await running.end()).result["completed"] is True

@@ -19,16 +19,10 @@ from hermes.runs.engine import LiveRun, Refused
 from hermes.store.base import OpenedSession, StoreBusy, StoreError, StoreUnreachable
 from hermes.store.stores import AsyncLeases, AsyncRuns, AsyncStore, Store
 from hermes.tools.framework.round import ToolRound
-from support.gateway import SURELY_S
 from support.model_server import Call, ModelServer, Reply, Request
+from support.waiting import DEADLINE_S, idle, until
 
 SESSION = "the-session"
-
-
-async def idle() -> None:
-    """Let everything on the loop go on until it waits for something else."""
-    for _ in range(30):
-        await asyncio.sleep(0)
 
 
 class Gate:
@@ -48,9 +42,9 @@ async def gate(server: ModelServer) -> Gate:
     return Gate(server)
 
 
-async def read(harness: Harness, run_id: str, within: float = SURELY_S) -> list[Json]:
+async def read(harness: Harness, run_id: str) -> list[Json]:
     """All events of a run, waited for."""
-    async with asyncio.timeout(within):
+    async with asyncio.timeout(DEADLINE_S):
         return [event.as_dict() async for event in harness.engine.subscribe(run_id)]
 
 
@@ -65,6 +59,11 @@ async def shape(harness: Harness, session_id: str = SESSION) -> list[tuple[str, 
     """The session's rows: the role of each with the calls it makes or answers."""
     rows = await harness.rows(session_id)
     return [(row.role, row.tool_call_id or ",".join(call["id"] for call in row.tool_calls or ())) for row in rows]
+
+
+async def queued(harness: Harness) -> None:
+    """Wait until a turn of the session runs, and another one waits for it."""
+    await until(lambda: harness.engine.admissions.leases.waiting(SESSION) == 2)
 
 
 # ---- shutdown
@@ -84,7 +83,7 @@ def stubborn(harness: Harness) -> Iterator[None]:
     over = threading.Event()
 
     def run(_: Any, __: Json) -> Json:
-        over.wait(10)
+        over.wait(600)
         return {}
 
     harness.offer(tool("stubborn", run))
@@ -100,7 +99,7 @@ async def test_shutdown_records_end_despite_stubborn_tool(
     server.script = [Reply(tool_calls=[Call("stubborn", id="c1")])]
     running = await harness.begin(harness.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
     await running.wait_for("tool.started")
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await harness.engine.drain(0)
     run = await running.end()
     assert (run.final["type"], run.final["reason"]) == ("run.cancelled", "server_shutdown")
@@ -111,8 +110,8 @@ async def test_shutdown_rejects_turns_waiting_for_session(harness: Harness, serv
     first = await harness.begin(harness.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
     await first.wait_for("model.started")
     waiting = asyncio.create_task(harness.engine.run(harness.spec(server, "two", persist=True, session_id=SESSION)))
-    await idle()
-    async with asyncio.timeout(SURELY_S):
+    await queued(harness)
+    async with asyncio.timeout(DEADLINE_S):
         await harness.engine.drain(0)
         with pytest.raises(Refused) as refused:
             await waiting
@@ -125,7 +124,7 @@ async def test_shutdown_leaves_queued_run_for_next_process(harness: Harness, ser
     first = await harness.begin(harness.spec(server, persist=True, session_id=SESSION, on_detach="cancel"))
     await first.wait_for("model.started")
     run_id = await harness.engine.submit(harness.spec(server, "two", persist=True, session_id=SESSION))
-    await idle()
+    await queued(harness)
     await harness.engine.drain(0)
     assert [event["type"] for event in await read(harness, run_id)] == ["run.queued", "run.interrupted"]
     record = await harness.engine.get(run_id)
@@ -141,7 +140,7 @@ async def test_shutdown_cancels_queued_run_that_is_not_resumable(
     await first.wait_for("model.started")
     late = harness.spec(server, "two", persist=True, session_id=SESSION, on_detach="cancel")
     await harness.engine.submit(late)
-    await idle()
+    await queued(harness)
     await harness.engine.drain(0)
     last = (await read(harness, late.run_id))[-1]
     assert (last["type"], last["reason"]) == ("run.cancelled", "server_shutdown")
@@ -187,7 +186,7 @@ async def test_concurrent_duplicate_control_is_applied_once(
     original = AsyncRuns.append
 
     async def slowly(runs: AsyncRuns, *args: Any, **fields: Any) -> None:
-        await asyncio.sleep(0.005)
+        await idle()
         await original(runs, *args, **fields)
 
     monkeypatch.setattr(AsyncRuns, "append", slowly)
@@ -284,20 +283,18 @@ async def test_crash_in_agent_loop_leaves_complete_transcript_and_one_end(
 
 async def free(harness: Harness, session_id: str) -> None:
     """Wait until the session's lease is released."""
-    async with asyncio.timeout(SURELY_S):
-        while await harness.app.store.leases.holder(f"session:{session_id}") is not None:
-            await asyncio.sleep(0.005)
+    await until(lambda: harness.app.store.leases.holder(f"session:{session_id}"), lambda holder: holder is None)
 
 
 async def test_cancellation_during_lease_acquire_releases_session(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acquired, original = asyncio.Event(), AsyncStore.begin
+    acquired, go_on, original = asyncio.Event(), asyncio.Event(), AsyncStore.begin
 
     async def slowly(store: AsyncStore, *args: Any, **fields: Any) -> OpenedSession | None:
         result = await original(store, *args, **fields)
         acquired.set()
-        await asyncio.sleep(0.02)
+        await go_on.wait()
         return result
 
     with monkeypatch.context() as slow:
@@ -305,6 +302,8 @@ async def test_cancellation_during_lease_acquire_releases_session(
         admitting = asyncio.create_task(harness.engine.admit(harness.spec(server, persist=True, session_id=SESSION)))
         await acquired.wait()
         admitting.cancel()
+        await idle()
+        go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await admitting
         await free(harness, SESSION)
@@ -330,7 +329,7 @@ async def test_failed_lease_renewal_is_retried(
 
     monkeypatch.setattr(AsyncLeases, "renew_all", renew)
     running = await harness.begin(harness.spec(server, persist=True))
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await renewed.wait()
     gate.open.set()
     assert (await running.end()).result["completed"] is True
@@ -351,7 +350,7 @@ async def test_leases_of_all_turns_are_renewed_in_one_transaction(
 
     monkeypatch.setattr(AsyncLeases, "renew_all", renew)
     running = [await harness.begin(harness.spec(server, persist=True, session_id=f"s{at}")) for at in range(3)]
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await enough.wait()
     assert {f"session:s{at}" for at in range(3)} in calls
     gate.open.set()

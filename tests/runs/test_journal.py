@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from agent.harness import joined
 from hermes.bus.memory import MemoryBus
 from hermes.core.events import Event
 from hermes.core.spec import RunSpec
@@ -25,7 +25,7 @@ from hermes.runs.journal import JournalReader, left_behind
 from hermes.runs.log import RunLog
 from hermes.store.base import LeaseLost, Row, StoreError
 from hermes.store.stores import AsyncRuns, AsyncStore, Store
-from support.nats_server import eventually
+from support.waiting import idle, until
 
 SESSION = "the-session"
 
@@ -78,7 +78,7 @@ async def test_reader_is_used_by_many_threads(log_writer: LogWriter, request: py
         for piece in range(50):
             log_writer.writer.text("m1", f"{number}.{piece} ")
             texts.append(f"{number}.{piece} ")
-        await asyncio.sleep(0)  # then the deltas of this tick are in the file
+        await idle()  # then the deltas of this tick are in the file
         reading = (asyncio.to_thread(reader.tails, log_writer.spec.run_id) for _ in range(8))
         for [tail] in await asyncio.gather(*reading):
             assert "".join(text for _, _, text in tail.deltas) == "".join(texts)
@@ -92,13 +92,12 @@ async def test_delta_is_journalled_before_delivery(log_writer: LogWriter) -> Non
         return True
 
     reader = asyncio.create_task(anext(log_writer.log.batches(log_writer.spec.run_id, log_writer.runs, 1, sink)))
-    readers = log_writer.log.bus._readers
-    await eventually(lambda: any(reader._waiter is not None for reader in readers.get(log_writer.spec.run_id, ())))
-    for piece in ("Hällo", " \U0001f600", "!"):
+    await joined(log_writer.log, log_writer.spec.run_id)
+    for count, piece in enumerate(("Hällo", " \U0001f600", "!"), 1):
         log_writer.writer.text("m1", piece)
-        await asyncio.sleep(0.01)
+        await until(lambda count=count: len(texts) == count)
     log_writer.writer.reasoning("m1", "hm", "raw")
-    await asyncio.sleep(0.01)
+    await until(lambda: len(texts) == 4)
     reader.cancel()
     whole = {"m1": "Hällo \U0001f600!", "m1:reasoning": "hm"}
     assert texts == [
@@ -131,11 +130,11 @@ async def test_text_within_failed_transaction_is_journalled_before_delivery(
     log_writer.writer.text("m1", "Once")
     with pytest.raises(type(error)):
         await log_writer.complete("m1")
-    await asyncio.sleep(0.01)
+    await idle()
     is_lost = isinstance(error, LeaseLost)
     assert shown == ([] if is_lost else [("Once", {"m1": "Once"})])
     monkeypatch.undo()
-    await eventually(lambda: is_lost or log_writer.writer._saver._due)  # it is saved with what follows
+    await until(lambda: is_lost or log_writer.writer._saver._due)  # it is saved with what follows
 
 
 async def test_deltas_of_one_tick_are_one_write(log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +145,7 @@ async def test_deltas_of_one_tick_are_one_write(log_writer: LogWriter, monkeypat
     for _ in range(20):
         log_writer.writer.text("m1", "a ")
         other.text("m2", "b ")
-    await asyncio.sleep(0.01)
+    await idle()
     assert len(writes) == 1
     await log_writer.log.close(other)
 
@@ -156,7 +155,7 @@ async def test_journal_files_are_private_and_removed_when_unneeded(
 ) -> None:
     monkeypatch.setattr(journal_module, "JOURNAL_REUSED_BYTES_MAX", 10)
     log_writer.writer.text("m1", "Some words that are longer than ten bytes.")
-    await asyncio.sleep(0.01)
+    await idle()
     [file] = log_writer.files()
     assert file.stat().st_mode & 0o777 == 0o600
     assert log_writer.folder.stat().st_mode & 0o777 == 0o700
@@ -170,12 +169,12 @@ async def test_full_journal_file_is_rotated_and_removed_when_saved(
     monkeypatch.setattr(journal_module, "JOURNAL_FILE_BYTES_MAX", 1_000)
     for n in range(100):
         log_writer.writer.text("m1", f"{n} is a number, and this is what is said of it. ")
-        await asyncio.sleep(0.001)
-    await eventually(lambda: len(log_writer.files()) <= 2)
-    await eventually(log_writer.stored_texts)
+        await idle()
+    await until(lambda: len(log_writer.files()) <= 2)
+    await until(log_writer.stored_texts)
     [(_, text)] = await log_writer.stored_texts()
     assert text.startswith("0 is a number")
-    events = [event async for event in _until(log_writer, 101)]
+    events = [event async for event in _first(log_writer, 101)]
     assert "".join(event.data.get("text", "") for event in events) == "".join(
         f"{n} is a number, and this is what is said of it. " for n in range(100)
     )
@@ -183,7 +182,7 @@ async def test_full_journal_file_is_rotated_and_removed_when_saved(
     assert await log_writer.stored_texts() == []
 
 
-async def _until(log_writer: LogWriter, count: int) -> AsyncIterator[Event]:
+async def _first(log_writer: LogWriter, count: int) -> AsyncIterator[Event]:
     async for event in log_writer.log.subscribe(log_writer.spec.run_id, log_writer.runs):
         yield event
         count -= 1
@@ -216,19 +215,17 @@ async def test_journal_write_failure_does_not_fail_runs(log_writer: LogWriter, m
 
     monkeypatch.setattr(journal_module.os, "write", full)
     log_writer.writer.text("m1", "Hello")
-    await asyncio.sleep(0.01)
+    await idle()
     log_writer.writer.text("m1", " there")
-    async with asyncio.timeout(20):
-        while await log_writer.stored_texts() != [("m1", "Hello there")]:
-            await asyncio.sleep(0.01)
+    await until(log_writer.stored_texts, lambda texts: texts == [("m1", "Hello there")])
     monkeypatch.undo()
     log_writer.writer.text("m1", ".")
-    await asyncio.sleep(0.01)
+    await idle()
     assert log_writer.journalled()["m1"].endswith(".")
 
 
 _DIES = """
-import asyncio, os, signal, sys
+import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from hermes.bus.memory import MemoryBus
@@ -241,11 +238,11 @@ async def main():
     writer = log.open(sys.argv[3], AsyncStore(Store(None)).runs, secrets=Secrets(), last_seq=1)
     for piece in ("Left ", "behind"):
         writer.text("m1", piece)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # then it is in the file
     writer.output("call_1", "said")
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
     print("written", flush=True)
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
 
 asyncio.run(main())
 """
@@ -254,12 +251,14 @@ asyncio.run(main())
 async def test_journal_of_dead_process_is_moved_to_store(log_writer: LogWriter) -> None:
     argv = [sys.executable, "-c", _DIES, str(log_writer.folder), "src", log_writer.spec.run_id]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert await asyncio.to_thread(process.stdout.readline) == b"written\n"
-        # While it lives, its text can be read, and is nobody else's to take.
-        assert log_writer.journalled() == {"m1": "Left behind", "call_1/stdout": "said"}
-        assert left_behind(log_writer.folder) == []
-        process.send_signal(signal.SIGKILL)
+        try:
+            assert process.stdout is not None
+            assert await asyncio.to_thread(process.stdout.readline) == b"written\n"
+            # While it lives, its text can be read, and is nobody else's to take.
+            assert log_writer.journalled() == {"m1": "Left behind", "call_1/stdout": "said"}
+            assert left_behind(log_writer.folder) == []
+        finally:
+            process.kill()
     [file] = log_writer.files()
     with file.open("ab") as torn:
         torn.write(b"\x01\x00\x01\x00\x7fnot all of it")
@@ -270,7 +269,7 @@ async def test_journal_of_dead_process_is_moved_to_store(log_writer: LogWriter) 
 
 async def test_completed_message_in_journal_is_not_restored_as_open(log_writer: LogWriter) -> None:
     log_writer.writer.text("m1", "Whole.")
-    await asyncio.sleep(0.01)
+    await idle()
     tails = JournalReader(log_writer.folder).tails(log_writer.spec.run_id)
     await log_writer.complete("m1")
     await log_writer.runs.absorb({log_writer.spec.run_id: tails, "run_unknown": tails})
@@ -307,9 +306,11 @@ async def test_journal_being_moved_by_other_process_is_waited_for(tmp_path: Path
         fcntl.flock(file, fcntl.LOCK_EX)
         waiting = asyncio.create_task(asyncio.to_thread(left_behind, tmp_path))
         waits = f":{path.stat().st_ino} "
-        async with asyncio.timeout(20):
-            while not any("->" in line and waits in line for line in Path("/proc/locks").read_text().splitlines()):
-                assert not waiting.done()
-                await asyncio.sleep(0.005)
+
+        def is_blocked() -> bool:
+            assert not waiting.done()
+            return any("->" in line and waits in line for line in Path("/proc/locks").read_text().splitlines())
+
+        await until(is_blocked)
     [journal] = await waiting
     journal.close()

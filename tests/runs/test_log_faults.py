@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.harness import FINAL, Harness, Json, check_laws, nothing_left
+from agent.harness import FINAL, Harness, Json, check_laws, ending, hold_answers, joined, nothing_left
 from hermes.bus.memory import MemoryBus
 from hermes.core.spec import Control, RunSpec
 from hermes.guards.secrets import Secrets
@@ -18,16 +18,10 @@ from hermes.runs.leases import Lease, SessionLeases
 from hermes.runs.log import RunLog
 from hermes.store.base import OpenedSession, Row, StoreError
 from hermes.store.stores import AsyncRuns, AsyncStore, Store
-from support.gateway import SURELY_S
-from support.model_server import ModelServer, Reply
+from support.model_server import ModelServer, Reply, Request
+from support.waiting import DEADLINE_S, idle, until
 
 SESSION = "the-session"
-
-
-async def idle() -> None:
-    """Let everything on the loop go on until it waits for something else."""
-    for _ in range(30):
-        await asyncio.sleep(0)
 
 
 class HeldCall:
@@ -55,7 +49,7 @@ class HeldCall:
         patch.setattr(AsyncRuns, name, hold)
 
     async def wait(self) -> None:
-        async with asyncio.timeout(SURELY_S):
+        async with asyncio.timeout(DEADLINE_S):
             await self.reached.wait()
 
 
@@ -81,10 +75,14 @@ class LogWriter:
 
     def reader(self) -> asyncio.Task[list[Json]]:
         async def read() -> list[Json]:
-            async with asyncio.timeout(SURELY_S):
+            async with asyncio.timeout(DEADLINE_S):
                 return [event.as_dict() async for event in self.log.subscribe(self.spec.run_id, self.runs)]
 
         return asyncio.create_task(read())
+
+    async def joined(self, readers: int) -> None:
+        """Wait until so many readers have all that there is."""
+        await joined(self.log, self.spec.run_id, readers)
 
     async def notice(self) -> None:
         await self.writer.emit("notice", level="info", code="c", message="m")
@@ -113,13 +111,13 @@ async def test_reader_joining_during_store_write_misses_nothing(
     log_writer: LogWriter, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     early = log_writer.reader()
-    await idle()
+    await log_writer.joined(1)
     held_call = HeldCall(monkeypatch, what)
     log_writer.writer.text("m1", "Once ")
     storing = asyncio.create_task(log_writer.writer.settle() if what == "put_partials" else log_writer.notice())
     await held_call.wait()
     late = log_writer.reader()
-    await idle()
+    await log_writer.joined(2)
     log_writer.writer.text("m1", "upon")
     await idle()
     held_call.go.set()
@@ -148,8 +146,7 @@ async def test_reader_joining_during_write_of_event_before_text_misses_nothing(
     first.go.set()
     await second.wait()
     late = log_writer.reader()
-    await idle()
-    await asyncio.sleep(0.1)
+    await log_writer.joined(2)
     second.go.set()
     await asyncio.gather(*storing)
     await log_writer.end()
@@ -234,13 +231,13 @@ async def test_late_reader_sees_text_that_could_not_be_stored(
     log_writer: LogWriter, failed_once: asyncio.Event
 ) -> None:
     early = log_writer.reader()
-    await idle()
+    await log_writer.joined(1)
     log_writer.writer.text("m1", "Once ")
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await failed_once.wait()
     await idle()
     late = log_writer.reader()
-    await idle()
+    await log_writer.joined(2)
     log_writer.writer.text("m1", "upon")
     await log_writer.complete()
     await log_writer.end()
@@ -261,17 +258,15 @@ async def test_text_saved_with_unknown_outcome_is_stored_once(
         if saves in (1, 3):
             raise StoreError("the connection was lost during a commit")
 
-    async def stored(text: str) -> None:
-        async with asyncio.timeout(SURELY_S):
-            while [partial.text for partial in await log_writer.runs.partials(log_writer.spec.run_id)] != [text]:
-                await asyncio.sleep(0.01)
+    async def stored_texts() -> list[str]:
+        return [partial.text for partial in await log_writer.runs.partials(log_writer.spec.run_id)]
 
     monkeypatch.setattr(AsyncRuns, "put_grown", put)
     text = ""
     for piece in ("Once ", "upon ", "a ", "time"):
         log_writer.writer.text("m1", piece)
         text += piece
-        await stored(text)
+        await until(stored_texts, lambda texts, whole=text: texts == [whole])
     await log_writer.complete()
     assert await log_writer.runs.partials(log_writer.spec.run_id) == []
 
@@ -288,7 +283,7 @@ async def test_message_completed_after_save_with_unknown_outcome_leaves_no_parti
 
     monkeypatch.setattr(AsyncRuns, "put_grown", put)
     log_writer.writer.text("m1", "Once ")
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await stored.wait()
     await log_writer.complete()
     assert await log_writer.runs.partials(log_writer.spec.run_id) == []
@@ -307,19 +302,19 @@ async def test_log_closed_during_save_is_not_saved_repeatedly(
         raise StoreError("the disk is gone")
 
     monkeypatch.setattr(AsyncRuns, "put_grown", broken)
-    monkeypatch.setattr("hermes.runs.streams.PARTIAL_S_MAX", 0.01)
+    monkeypatch.setattr("hermes.runs.streams.PARTIAL_S_MAX", 0.0)  # so that a timer has fired by the time all is idle
     log_writer.writer.text("m1", "Once ")
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await tried.wait()
     await log_writer.writer.close()
     closed.set()
-    await asyncio.sleep(0.1)
+    await idle()
     assert len(attempts) == 1
 
 
 async def test_failed_text_save_is_retried_with_next_event(log_writer: LogWriter, failed_once: asyncio.Event) -> None:
     log_writer.writer.text("m1", "Once ")
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await failed_once.wait()
     await idle()
     await log_writer.notice()
@@ -331,21 +326,12 @@ async def test_failed_text_save_is_retried_without_further_event(
     log_writer: LogWriter, failed_once: asyncio.Event
 ) -> None:
     log_writer.writer.text("m1", "Once ")
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await failed_once.wait()
-        while len(await log_writer.runs.read(log_writer.spec.run_id, 0, 100)) < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: log_writer.runs.read(log_writer.spec.run_id, 0, 100), lambda events: len(events) >= 2)
 
 
 # ---- the last event
-
-
-async def settled(task: asyncio.Task[Any], within: float = SURELY_S) -> Any:
-    """The result or exception of a task, which must end and must not be cancelled."""
-    await asyncio.wait([task], timeout=within)
-    assert task.done(), "it still waits"
-    assert not task.cancelled(), "it was told that it is cancelled, which it is not"
-    return task.exception() or task.result()
 
 
 def following(harness: Harness, run_id: str, after: int = 0) -> asyncio.Task[list[Json]]:
@@ -385,7 +371,7 @@ async def test_reader_joining_during_final_store_write_reads_to_end(
     await idle()
     held_call.go.set()
     run = await running.end()
-    assert await settled(late) == run.events
+    assert await ending(late) == run.events
 
 
 async def test_every_accepted_steer_is_applied_or_returned(
@@ -394,9 +380,9 @@ async def test_every_accepted_steer_is_applied_or_returned(
     original = AsyncRuns.append
 
     async def slowly(runs: AsyncRuns, *args: Any, **fields: Any) -> None:
-        await asyncio.sleep(0)
+        await idle()
         await original(runs, *args, **fields)
-        await asyncio.sleep(0)
+        await idle()
 
     monkeypatch.setattr(AsyncRuns, "append", slowly)
     server.repeat, server.script = True, [Reply(text="Done.", continues=False)]
@@ -409,10 +395,10 @@ async def test_every_accepted_steer_is_applied_or_returned(
             while "not_active" not in results.values():
                 number += 1
                 results[f"{name}{number}"] = await running.control("steer", text=f"{name}{number}")
-                await asyncio.sleep(0)
+                await idle()
 
         await running.wait_for("model.started")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*(insist(name) for name in "abc"))
         run = await running.end()
         applied = {text for text, answer in answers.items() if answer == "applied"}
@@ -438,7 +424,7 @@ async def test_subscribe_from_last_seq_ends_while_run_is_released(
     tail = following(harness, running.run_id, last["seq"])
     await idle()
     go.set()
-    assert await settled(tail) == []
+    assert await ending(tail) == []
     await running.end()
 
 
@@ -469,7 +455,8 @@ class Thief:
 
 
 def endless() -> Reply:
-    return Reply(text=["a"] * 300, gap_s=0.02)
+    """An answer that is not over when a test that waits for it has failed."""
+    return Reply(text=["a"] * 5_000, gap_s=0.02)
 
 
 async def lose_session(harness: Harness, server: ModelServer, patch: pytest.MonkeyPatch) -> tuple[str, list[Json]]:
@@ -481,8 +468,8 @@ async def lose_session(harness: Harness, server: ModelServer, patch: pytest.Monk
     reader = following(harness, live.spec.run_id)
     await server.until(lambda: server.open_streams == 1)
     await thief.take(SESSION)
-    events = await settled(reader)
-    await asyncio.wait([live.task], timeout=SURELY_S)
+    events = await ending(reader)
+    await asyncio.wait([live.task], timeout=DEADLINE_S)
     assert live.task.done()
     return live.spec.run_id, events
 
@@ -502,10 +489,10 @@ async def test_reader_after_lost_lease_follows_new_holder(
     run_id, _ = await lose_session(harness, server, monkeypatch)
     monkeypatch.setattr(log_module, "STORE_POLL_S", 0.02)
     late = following(harness, run_id)
-    server.script = [Reply(text="a" * 40)]
+    server.script = [Reply(text="a" * 5_000)]
     await harness.app.store.leases.blocking.engine.submit_write(lambda tx: tx.execute("DELETE FROM leases"))
     assert await harness.engine.resume_all() == [run_id]
-    events = await settled(late)
+    events = await ending(late)
     assert (events[0]["type"], events[-1]["type"]) == ("run.started", "run.completed")
 
 
@@ -513,7 +500,8 @@ async def test_reader_after_lost_lease_follows_new_holder(
 async def test_readers_end_when_store_breaks(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    server.script = [Reply(text=["Once ", "upon"], gap_s=0.05)]
+    go_on = hold_answers(monkeypatch)
+    server.script = [Reply(text=["Once ", "upon"], gap_s=1)]
     running = await harness.engine.start(harness.spec(server, persist=True, session_id=SESSION))
     assert running.task is not None
     early = following(harness, running.spec.run_id)
@@ -524,14 +512,21 @@ async def test_readers_end_when_store_breaks(
 
     with monkeypatch.context() as breaking:
         breaking.setattr(AsyncRuns, "append", broken)
-        await settled(early)
-        await settled(running.task)
+        go_on.set()
+        await ending(early)
+        await ending(running.task)
 
 
 async def test_session_is_released_after_store_failure(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.handler = lambda _: Reply(text="Done.", delay_s=0.05, continues=False)
+    go_on = asyncio.Event()
+
+    async def answer(_: Request) -> Reply:
+        await go_on.wait()
+        return Reply(text="Done.", continues=False)
+
+    server.handler = answer
     first = await harness.engine.start(harness.spec(server, persist=True, session_id=SESSION))
     assert first.task is not None
     await server.until(lambda: server.open_streams == 1)
@@ -541,6 +536,7 @@ async def test_session_is_released_after_store_failure(
 
     with monkeypatch.context() as breaking:
         breaking.setattr(AsyncRuns, "append", broken)
-        await settled(first.task)
+        go_on.set()
+        await ending(first.task)
     run = await harness.run(server, persist=True, session_id=SESSION)
     assert run.result["completed"] is True

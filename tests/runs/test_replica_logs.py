@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agent.harness import joined
 from hermes.bus.nats_bus import NatsBus
 from hermes.bus.nats_connection import NatsConnection
 from hermes.core.events import Event
@@ -22,9 +23,8 @@ from hermes.runs.writer import RunWriter
 from hermes.store import runs as stored_runs
 from hermes.store.base import Partial, Row, StoreUnreachable
 from hermes.store.stores import AsyncRuns, AsyncStore, Store
-from support.nats_server import NatsServer, eventually, nats_server
-
-SURELY_S = 60.0
+from support.nats_server import NatsServer, nats_server
+from support.waiting import DEADLINE_S, idle, until
 
 
 class Replica:
@@ -50,12 +50,10 @@ class Replica:
         async for event in self.log.subscribe(run_id, self.store.runs, after):
             into.append(event)  # noqa: PERF401  (others look at it meanwhile)
 
-    async def sent(self) -> None:
-        """Wait until NATS has what was written."""
-        await asyncio.sleep(0)
-        await eventually(lambda: not self.bus._outgoing)
-        await self.connection.sync()
-        await asyncio.sleep(0.1)  # the stream has it a moment after its readers
+    async def sent(self, writer: RunWriter) -> None:
+        """Wait until the stream has what was written; it gets it a moment after its readers."""
+        await idle()
+        await until(lambda: self.bus.recent(writer.run_id, writer.last_seq - 1))
 
     async def stop(self) -> None:
         self.log.shut()
@@ -100,14 +98,17 @@ async def test_reader_of_other_replica_sees_same_log(two: tuple[Replica, Replica
         return [asyncio.create_task(side.read(spec.run_id, into)) for side, into in sides]
 
     reading = begin() if begins == "before" else []
+    if begins == "before":
+        await until(lambda: all(observed.values()))
     for number in range(40):
         writer.text("m1", f"word {number} ")
-        await asyncio.sleep(0.001)
+        await idle()
         if begins == "amid" and number == 20:
             reading = begin()
+            await until(lambda: all(observed.values()))
     await finish(writer, spec)
     reading = reading or begin()
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(*reading)
     assert [event.as_dict() for event in observed["one"]] == [event.as_dict() for event in observed["other"]]
     assert sum(event.type == "text.delta" for event in observed["other"]) == 40 and observed["other"][-1].final
@@ -118,10 +119,10 @@ async def test_late_reader_gets_earlier_text(two: tuple[Replica, Replica]) -> No
     spec, observed = RunSpec("hi", session_id="s"), list[Event]()
     writer = await first.write(spec)
     writer.text("m1", "a ")
-    await first.sent()
+    await first.sent(writer)
     # Nothing follows for long, as when a model thinks or a tool works.
     reading = asyncio.create_task(other.read(spec.run_id, observed))
-    await eventually(lambda: any(event.type == "text.delta" for event in observed))
+    await until(lambda: any(event.type == "text.delta" for event in observed))
     reading.cancel()
 
 
@@ -131,16 +132,16 @@ async def test_reader_catches_up_after_nats_was_away(two: tuple[Replica, Replica
     writer = await first.write(spec)
     reading = asyncio.create_task(other.read(spec.run_id, observed))
     writer.text("m1", "a ")
-    await eventually(lambda: any(event.type == "text.delta" for event in observed))
+    await until(lambda: any(event.type == "text.delta" for event in observed))
     nats.stop(forget=True)
-    await eventually(lambda: not first.connection.connected and not other.connection.connected)
+    await until(lambda: not first.connection.connected and not other.connection.connected)
     writer.text("m1", "b ")
-    await asyncio.sleep(0)
+    await idle()
     nats.start()
-    await eventually(lambda: first.connection.connected and other.connection.connected)
+    await until(lambda: first.connection.connected and other.connection.connected)
     writer.text("m1", "c ")
     await finish(writer, spec)
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await reading
     whole: list[Event] = []
     await first.read(spec.run_id, whole)
@@ -156,7 +157,7 @@ async def test_text_of_stopped_writer_is_moved_to_store(two: tuple[Replica, Repl
         writer.text("m1", text)
         writer.reasoning("m1", text, "text")
         writer.output("call-1", text)
-    await first.sent()
+    await first.sent(writer)
     assert await other.store.runs.partials(spec.run_id) == []
     record = await other.store.runs.get(spec.run_id)
     assert record is not None
@@ -173,7 +174,7 @@ async def test_journal_of_process_that_lost_the_run_is_not_shown(two: tuple[Repl
     spec = RunSpec("hi", session_id="s")
     writer = await first.write(spec)
     writer.text("m1", "stale ")
-    await asyncio.sleep(0.01)
+    await idle()
     other.store.blocking.engine.write(
         lambda tx: tx.execute("UPDATE runs SET holder = 'elsewhere:1:1.00' WHERE run_id = ?", (spec.run_id,))
     )
@@ -190,7 +191,7 @@ async def test_journal_left_behind_is_kept_for_whoever_is_about_to_go_on(
     spec, elsewhere = RunSpec("hi", session_id="s"), "elsewhere:1:1.00"
     writer = await first.write(spec)
     writer.text("m1", "shown ")
-    await asyncio.sleep(0.01)
+    await idle()
     first.log.shut()
     assert await first.store.leases.acquire("session:s", elsewhere, 30) is not None
     if adopted:
@@ -208,10 +209,11 @@ async def test_paused_writer_publishes_nothing_until_resumed(two: tuple[Replica,
     writer.pause()
     writer.text("m1", "late ")
     committing = asyncio.create_task(writer.emit("notice", level="warn", code="c", message="m"))
-    await asyncio.sleep(0.05)
+    await first.write(RunSpec("hi", session_id="another"))  # what is committed behind it is stored, and published
+    await idle()
     assert not reader._events and not committing.done()
     writer.go_on()
-    await asyncio.wait_for(committing, SURELY_S)
+    await asyncio.wait_for(committing, DEADLINE_S)
     assert [event.type for event in await reader.take()] == ["text.delta", "notice"]
 
 
@@ -223,12 +225,12 @@ async def test_writer_that_lost_its_run_gives_nothing_out(two: tuple[Replica, Re
     writer.pause()
     writer.text("m1", "late ")
     committing = asyncio.create_task(writer.emit("notice", level="warn", code="c", message="m"))
-    await asyncio.sleep(0)
+    await idle()
     writer.go_on(lost=True)
     with pytest.raises(Exception, match="lost its session"):
-        await asyncio.wait_for(committing, SURELY_S)
+        await asyncio.wait_for(committing, DEADLINE_S)
     await writer.close()
-    await asyncio.sleep(0.01)
+    await idle()
     assert not reader._events
 
 
@@ -241,19 +243,19 @@ async def test_reader_misses_nothing_of_a_run_that_its_replica_failed_to_take_ov
     former = await first.write(spec)
     reading = asyncio.create_task(other.read(spec.run_id, observed))
     # It has caught up, and waits for what comes.
-    await eventually(lambda: any(reader._waiter is not None for reader in other.bus._readers.get(spec.run_id, ())))
+    await joined(other.log, spec.run_id)
     resumed_at = {"secrets": Secrets(), "last_seq": RESUME_SEQ_STEP - 1, "state": former.state}
     losing = other.log.open(spec.run_id, other.store.runs, **resumed_at)
     former.text("m1", "a ")
-    await eventually(lambda: len(observed) == 2)
+    await until(lambda: len(observed) == 2)
     await first.log.close(former)
     writer = first.log.open(spec.run_id, first.store.runs, **resumed_at)
     for code in ("a", "b", "c"):
         await writer.emit("notice", level="warn", code=code, message="m")
-        await first.sent()
+        await first.sent(writer)
     await other.log.close(losing)
     await writer.emit("run.completed", usage={}, row=None)
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await reading
     assert [event.seq for event in observed] == [1, 2, *range(RESUME_SEQ_STEP, RESUME_SEQ_STEP + 4)]
 
@@ -266,7 +268,7 @@ async def test_readers_see_event_whose_commit_was_assumed_failed(
     observed: list[list[Event]] = [[], []]
     reading = [asyncio.create_task(side.read(spec.run_id, into)) for side, into in zip(two, observed, strict=True)]
     await writer.emit("notice", level="warn", code="a", message="m")
-    await eventually(lambda: [len(events) for events in observed] == [2, 2])
+    await until(lambda: [len(events) for events in observed] == [2, 2])
     append = AsyncRuns.append
 
     async def append_without_answer(runs: AsyncRuns, *args: Any, **options: Any) -> None:
@@ -278,7 +280,7 @@ async def test_readers_see_event_whose_commit_was_assumed_failed(
         await writer.emit("notice", level="warn", code="b", message="m")
     await writer.emit("notice", level="warn", code="c", message="m")
     await writer.emit("run.completed", usage={}, row=None)
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(*reading)
     assert [[event.seq for event in events] for events in observed] == [[1, 2, 3, 4, 5]] * 2
 
@@ -291,7 +293,7 @@ async def test_reader_misses_no_event_committed_while_it_reads_the_store(
     spec, observed, early = RunSpec("hi", session_id="s"), list[Event](), list[Event]()
     writer = await first.write(spec)
     writer.text("m1", "a ")
-    await first.sent()
+    await first.sent(writer)
     started, go_on = threading.Event(), threading.Event()
     partials = stored_runs._partials
 
@@ -299,19 +301,19 @@ async def test_reader_misses_no_event_committed_while_it_reads_the_store(
         """The first call waits; the events have been read by then."""
         if not started.is_set():
             started.set()
-            go_on.wait(SURELY_S)
+            go_on.wait(DEADLINE_S)
         return partials(*args)
 
     monkeypatch.setattr(stored_runs, "_partials", held_partials)
     reading = [asyncio.create_task(other.read(spec.run_id, observed))]
-    await eventually(started.is_set)
+    await until(started.is_set)
     await writer.emit("notice", level="warn", code="a", message="m")
     writer.text("m1", "b ")
-    await first.sent()
+    await first.sent(writer)
     reading.append(asyncio.create_task(other.read(spec.run_id, early)))
-    await eventually(lambda: len(early) == 4)
+    await until(lambda: len(early) == 4)
     go_on.set()
     await finish(writer, spec)
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(*reading)
     assert [event.as_dict() for event in observed] == [event.as_dict() for event in early]

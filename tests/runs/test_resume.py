@@ -26,8 +26,8 @@ from hermes.server.render_run import RunRenderer
 from hermes.store.base import Partial, Row
 from hermes.tools.framework.questions import ApprovalRequest
 from hermes.tools.framework.registry import ToolContext
-from support.gateway import SURELY_S
 from support.model_server import Call, ModelServer, Reply
+from support.waiting import DEADLINE_S, until
 
 SESSION = "the-session"
 MESSAGE = "msg_000000000000000000000001"
@@ -106,9 +106,7 @@ class OrphanedRun:
     async def log(self) -> list[dict[str, Any]]:
         events = [event.as_dict() async for event in self.harness.engine.subscribe(self.spec.run_id)]
         check_laws(events)
-        async with asyncio.timeout(SURELY_S):
-            while await self.harness.app.store.leases.holder(f"session:{SESSION}") is not None:
-                await asyncio.sleep(0.01)
+        await until(lambda: self.harness.app.store.leases.holder(f"session:{SESSION}"), lambda holder: holder is None)
         return events
 
 
@@ -392,7 +390,7 @@ async def test_resume_keeps_expired_questions_expired(harness: Harness, server: 
         await orphan.start(call, "read")
     await orphan.add(orphan.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=orphan.ts - 5))
     await orphan.add(orphan.event("clarify.requested", request_id="clr_1", call_id="c2", expires_at=orphan.ts - 5))
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         events = await orphan.taken_up()
     assert (granted, answers) == ([False], [None])
     assert [(e["approval_id"], e["choice"], e["by"]) for e in of(events, "approval.resolved")] == [
@@ -566,7 +564,7 @@ async def test_resume_requeues_queued_run_of_a_server_on_another_host(harness: H
 
 
 async def test_resume_queues_unstarted_run_behind_session_holder(harness: Harness, server: ModelServer) -> None:
-    server.script = [Reply(text=["Once ", "upon"], gap_s=60), Reply(text="Done.")]
+    server.script = [Reply(text=["Once ", "upon"], gap_s=600), Reply(text="Done.")]
     other = await harness.begin(harness.spec(server, persist=True, session_id=SESSION))
     orphan = OrphanedRun(harness, server)
     await harness.app.store.runs.create(orphan.spec)
@@ -592,7 +590,7 @@ async def test_resume_with_slow_lease_store(
     acquire = leases.acquire
 
     async def slowly(*args: Any) -> Any:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # longer than those who want a lease wait before they ask again
         return await acquire(*args)
 
     monkeypatch.setattr(leases, "acquire", slowly, raising=False)
@@ -711,13 +709,14 @@ async def test_kill_at_any_moment_leaves_resumable_run(
     counted.touch()
     command = [sys.executable, "-c", PROGRAM, str(home_folder), server.url, str(counted)]
     first = subprocess.Popen([*command, "run_killed"])
-    while not server.requests:
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(after_s)
-    first.send_signal(signal.SIGKILL)
-    await asyncio.to_thread(first.wait)
+    try:
+        await server.until(lambda: bool(server.requests))
+        await asyncio.sleep(after_s)  # whatever it has come to by then: what follows holds at every moment
+    finally:
+        first.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(first.wait)
     second = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    _, stderr = await asyncio.wait_for(second.communicate(), 2 * SURELY_S)
+    _, stderr = await asyncio.wait_for(second.communicate(), 2 * DEADLINE_S)
     assert second.returncode == 0, stderr.decode()
     harness = Harness(Home(home_folder), {})
     try:
@@ -742,13 +741,8 @@ async def test_background_task_resumes_interrupted_runs(harness: Harness, server
     harness.app.serve()
     events = await orphan.log()
     assert events[-1]["type"] == "run.completed"
-    async with asyncio.timeout(SURELY_S):
-        while (await harness.app.store.idempotency.claim("s", "k", "f")).state != "new":
-            await harness.app.store.idempotency.release("s", "another")
-            await asyncio.sleep(0.01)
-    async with asyncio.timeout(SURELY_S):
-        while await harness.app.store.sessions.get_meta("swept_at") is None:
-            await asyncio.sleep(0.01)
+    await until(lambda: harness.app.store.idempotency.claim("s", "k", "f"), lambda claim: claim.state == "new")
+    await until(lambda: harness.app.store.sessions.get_meta("swept_at"))
 
 
 @pytest.mark.parametrize("reads", ["log", "status"])
@@ -757,10 +751,9 @@ async def test_subscribing_to_orphaned_run_resumes_it(harness: Harness, server: 
     harness.engine.start_background_tasks()
     await harness.engine.resume_all()
     orphan = await OrphanedRun(harness, server).begin()
-    async with asyncio.timeout(SURELY_S):
-        if reads == "status":
-            while (record := await harness.engine.get(orphan.spec.run_id)) is None or not record.state.ended:
-                await asyncio.sleep(0.01)
+    if reads == "status":
+        await until(lambda: harness.engine.get(orphan.spec.run_id), lambda record: record and record.state.ended)
+    async with asyncio.timeout(DEADLINE_S):
         events = await orphan.log()
     assert events[-1]["type"] == "run.completed"
 
@@ -788,7 +781,7 @@ async def test_concurrent_readers_resume_run_once(
     monkeypatch.setattr(runs, "durable", slowly, raising=False)
     first = asyncio.ensure_future(harness.engine.get(orphan.spec.run_id))
     await at_work.wait()
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await harness.engine.get(orphan.spec.run_id)
     go_on.set()
     await first
@@ -802,9 +795,7 @@ async def test_startup_removes_leases_of_dead_processes(harness: Harness) -> Non
     await store.leases.acquire("session:of-a-dead-process", dead_holder, 60.0)
     await store.leases.acquire("session:of-another-host", "elsewhere:1:1.00", 60.0)
     harness.app.serve()
-    async with asyncio.timeout(SURELY_S):
-        while await _lease_names(harness) != ["session:of-another-host"]:
-            await asyncio.sleep(0.01)
+    await until(lambda: _lease_names(harness), lambda names: names == ["session:of-another-host"])
 
 
 async def _lease_names(harness: Harness) -> list[str]:
@@ -816,7 +807,7 @@ async def test_stored_control_of_other_process_is_applied(
     harness: Harness, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hermes.runs.controller.CONTROL_POLL_S", 0.02)
-    server.script = [Reply(text=["a"] * 400, gap_s=0.02)]
+    server.script = [Reply(text=["a", "b"], gap_s=600)]
     harness.engine.start_background_tasks()
     running = await harness.begin(harness.spec(server, persist=True, session_id=SESSION))
     await running.wait_for("text.delta")

@@ -16,6 +16,7 @@ from hermes.guards.secrets import Secrets
 from hermes.runs.scheduler import Scheduler
 from hermes.services.jobs import new_job
 from support.model_server import ModelServer, Reply
+from support.waiting import DEADLINE_S, until
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW = datetime(2027, 1, 1, 8, 0, tzinfo=BERLIN).timestamp()
@@ -59,9 +60,7 @@ class Plan:
 
     async def rest(self) -> None:
         """Until every run has its end, and the records say so."""
-        async with asyncio.timeout(20):
-            while any(not record.state.ended for record in await self.runs()):
-                await asyncio.sleep(0.002)
+        await until(self.runs, lambda records: all(record.state.ended for record in records))
 
 
 @pytest.fixture
@@ -165,9 +164,7 @@ async def test_job_due_while_running_is_skipped_with_notice(plan: Plan) -> None:
     plan.clock.now = NOW + 3_600
     await plan.scheduler.look()
     [record] = await plan.runs()
-    async with asyncio.timeout(20):
-        while not plan.server.requests:
-            await asyncio.sleep(0.002)
+    await plan.server.until(lambda: bool(plan.server.requests))
     plan.clock.now = NOW + 7_200
     await plan.scheduler.look()
     now = await plan.job(job)
@@ -222,7 +219,7 @@ async def test_defect_does_not_end_scheduler(plan: Plan, monkeypatch: pytest.Mon
     monkeypatch.setattr(plan.scheduler, "look", fail)
     running = asyncio.create_task(plan.scheduler.run())
     for _ in range(2):
-        await asyncio.wait_for(looked.get(), 30)
+        await asyncio.wait_for(looked.get(), DEADLINE_S)
     running.cancel()
 
 
@@ -240,13 +237,14 @@ async def test_delivery_is_retried_with_growing_waits_and_given_up(plan: Plan) -
     await scheduler.look()
     await plan.rest()
     waits: list[float] = []
+
+    async def deliveries() -> list[Json]:
+        await scheduler.look()
+        return (await plan.job(job))["deliveries"]  # type: ignore[no-any-return]
+
     for attempt in range(1, 6):
-        async with asyncio.timeout(20):
-            while (await plan.job(job))["deliveries"][:1] == [] or len(reports) < attempt:
-                await scheduler.look()
-                await asyncio.sleep(0.002)
-            while (await plan.job(job))["deliveries"][0]["attempts"] < attempt:
-                await asyncio.sleep(0.002)
+        await until(deliveries, lambda entries, count=attempt: entries and entries[0]["attempts"] >= count)
+        assert len(reports) == attempt
         [entry] = (await plan.job(job))["deliveries"]
         if entry["next_at"] is not None:
             waits.append(entry["next_at"] - plan.clock.now)
@@ -269,9 +267,11 @@ async def test_results_are_delivered_once(plan: Plan) -> None:
     plan.clock.now = job["next_run_at"]
     await scheduler.look()
     await plan.rest()
-    async with asyncio.timeout(20):
-        while [entry["status"] for entry in (await plan.job(job))["deliveries"]] != ["delivered"]:
-            await scheduler.look()
-            await asyncio.sleep(0.002)
+
+    async def statuses() -> list[str]:
+        await scheduler.look()
+        return [entry["status"] for entry in (await plan.job(job))["deliveries"]]
+
+    await until(statuses, lambda value: value == ["delivered"])
     await scheduler.look()
     assert len(reports) == 1

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from agent.conftest import MakeHarness
-from agent.harness import LIVE_ONLY, PROTOCOLS, Harness, Json, check_laws, rebuilt, tool
+from agent.harness import LIVE_ONLY, PROTOCOLS, Harness, Json, check_laws, joined, rebuilt, tool
 from hermes.core.events import VOLATILE, Event, fold
 from hermes.core.limits import QUEUE_BYTES_MAX, QUEUE_EVENTS_MAX
 from hermes.runs.journal import JournalReader
 from hermes.tools import clarify
-from support.gateway import SURELY_S
-from support.model_server import Call, ModelServer, Protocol, Reply
-from support.nats_server import eventually
+from support.model_server import Call, ModelServer, Protocol, Reply, Request
+from support.waiting import DEADLINE_S, until
 
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 STORY = [f"word {n}, " for n in range(40)]
@@ -25,7 +24,7 @@ STORY = [f"word {n}, " for n in range(40)]
 def talkative(harness: Harness) -> None:
     async def talk(ctx: Any, _: Any) -> Json:
         ctx.emit("stdout", "working\n")
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.03)  # there are readers that join meanwhile, and see the same
         ctx.emit("stdout", "still working\n")
         return {"ok": True}
 
@@ -40,8 +39,20 @@ def rich_script() -> list[Reply]:
     ]
 
 
+def hold_first_answer(server: ModelServer, *replies: Reply) -> asyncio.Event:
+    """Let the model wait for the event before it begins. Who reads by then is shown all that is shown live only."""
+    go_on, remaining = asyncio.Event(), list(replies)
+
+    async def answer(_: Request) -> Reply:
+        await go_on.wait()
+        return remaining.pop(0)
+
+    server.handler = answer
+    return go_on
+
+
 async def read(harness: Harness, run_id: str, after: int = 0) -> list[Json]:
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         return [event.as_dict() async for event in harness.engine.subscribe(run_id, after)]
 
 
@@ -52,11 +63,13 @@ def durable_events(events: list[Json]) -> list[Json]:
 async def finished(harness: Harness, server: ModelServer, protocol: Protocol = "chat") -> tuple[str, list[Json]]:
     """A rich run that has ended, with what a reader from its first moment saw."""
     talkative(harness)
-    server.script = rich_script()
-    spec = harness.spec(server, protocol=protocol, persist=True)
-    run = await harness.carry_out(spec)
+    go_on = hold_first_answer(server, *rich_script())
+    running = await harness.begin(harness.spec(server, protocol=protocol, persist=True))
+    await joined(harness.engine.log, running.run_id)
+    go_on.set()
+    run = await running.end()
     assert {"reasoning.delta", "tool.output", "tool.drafted", "text.delta"} <= set(run.types)
-    return spec.run_id, run.events
+    return running.run_id, run.events
 
 
 # ---- many readers
@@ -64,11 +77,14 @@ async def finished(harness: Harness, server: ModelServer, protocol: Protocol = "
 
 async def test_two_subscribers_see_same_events(harness: Harness, server: ModelServer) -> None:
     talkative(harness)
-    server.script = rich_script()
+    go_on = hold_first_answer(server, *rich_script())
     spec = harness.spec(server)
     live = await harness.engine.start(spec)
     assert live.task is not None
-    result, two, _ = await asyncio.gather(read(harness, spec.run_id), read(harness, spec.run_id), live.task)
+    reading = [asyncio.create_task(read(harness, spec.run_id)) for _ in range(2)]
+    await joined(harness.engine.log, spec.run_id, 2)
+    go_on.set()
+    result, two, _ = await asyncio.gather(*reading, live.task)
     assert result == two
     check_laws(result)
 
@@ -78,8 +94,10 @@ async def test_two_subscribers_see_same_events(harness: Harness, server: ModelSe
 )
 async def test_late_subscriber_sees_all_events(harness: Harness, server: ModelServer, moment: str) -> None:
     talkative(harness)
-    server.script = rich_script()
+    go_on = hold_first_answer(server, *rich_script())
     running = await harness.begin(harness.spec(server, persist=True))
+    await joined(harness.engine.log, running.run_id)
+    go_on.set()
     await running.wait_for(moment)
     late = await read(harness, running.run_id)
     run = await running.end()
@@ -88,7 +106,10 @@ async def test_late_subscriber_sees_all_events(harness: Harness, server: ModelSe
     check_laws(late)
 
 
-async def test_subscriber_can_join_mid_message_and_resume_from_any_seq(harness: Harness, server: ModelServer) -> None:
+async def test_subscriber_can_join_mid_message_and_resume_from_any_seq(
+    make_harness: MakeHarness, server: ModelServer
+) -> None:
+    harness = make_harness({"agent": {"delta_window_ms": 0}})  # each piece is an event
     server.script = [Reply(text=STORY, gap_s=0.004)]
     running = await harness.begin(harness.spec(server, persist=True))
     readers: list[asyncio.Task[list[Json]]] = []
@@ -114,7 +135,7 @@ async def test_subscribe_from_last_seq_of_ended_run_ends_immediately(harness: Ha
     server.script = [Reply(text="Done.")]
     spec = harness.spec(server, persist=True)
     run = await harness.carry_out(spec)
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         assert [event async for event in harness.engine.subscribe(spec.run_id, run.final["seq"])] == []
 
 
@@ -155,10 +176,10 @@ async def test_tool_output_of_running_call_is_replayed(harness: Harness, server:
 
     reading = asyncio.create_task(read_late())
     await running.wait_for("tool.output")
-    await eventually(lambda: any(event["type"] == "tool.output" for event in late))
+    await until(lambda: any(event["type"] == "tool.output" for event in late))
     go_on.set()
     run = await running.end()
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         await reading
     assert [e for e in late if e["type"] == "tool.output"] == run.events_of("tool.output")
 
@@ -166,11 +187,11 @@ async def test_tool_output_of_running_call_is_replayed(harness: Harness, server:
 # ---- slow readers
 
 
-async def slow(events: AsyncIterator[Event], until: asyncio.Task[Any]) -> list[Json]:
+async def slow(events: AsyncIterator[Event], run: asyncio.Task[Any]) -> list[Json]:
     """Take one event, then nothing until the run is over, then the rest."""
     observed = [(await anext(events)).as_dict()]
-    await until
-    async with asyncio.timeout(SURELY_S):
+    await run
+    async with asyncio.timeout(DEADLINE_S):
         return [*observed, *[event.as_dict() async for event in events]]
 
 
@@ -192,7 +213,7 @@ async def test_overflowing_subscriber_catches_up_without_loss(
 
 async def test_sink_delivers_each_event_once_in_order(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness({"agent": {"delta_window_ms": 0}})
-    server.script = [Reply(text=[f"{n} " for n in range(600)])]
+    go_on = hold_first_answer(server, Reply(text=[f"{n} " for n in range(600)]))
     spec = harness.spec(server, persist=True)
     await harness.engine.start(spec)
     seqs: list[int] = []
@@ -205,8 +226,14 @@ async def test_sink_delivers_each_event_once_in_order(make_harness: MakeHarness,
         delivered_seq.append(event.seq)
         return True
 
-    async for batch in harness.engine.batches(spec.run_id, 0, sink):
-        seqs += (event.seq for event in batch)
+    async def take() -> None:
+        async for batch in harness.engine.batches(spec.run_id, 0, sink):
+            seqs.extend(event.seq for event in batch)
+
+    taking = asyncio.create_task(take())
+    await joined(harness.engine.log, spec.run_id)
+    go_on.set()
+    await taking
     assert seqs == list(range(1, len(seqs) + 1))
     assert len(seqs) > 600 and delivered_seq
 
@@ -219,7 +246,7 @@ async def test_stalled_subscriber_does_not_block_others(make_harness: MakeHarnes
     stuck = harness.engine.subscribe(spec.run_id).__aiter__()
     await anext(stuck)
     assert live.task is not None
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         events = await read(harness, spec.run_id)
         await live.task
     assert events[-1]["type"] == "run.completed"
@@ -303,7 +330,7 @@ def test_status_is_fold_of_log(status: str, events: list[tuple[str, Json]]) -> N
 
 async def test_stored_status_follows_log(harness: Harness, server: ModelServer) -> None:
     harness.offer(clarify.TOOL)
-    server.script = [Reply(tool_calls=[Call("clarify", {"question": "Which?"})]), Reply(text=["a", "b"], gap_s=60)]
+    server.script = [Reply(tool_calls=[Call("clarify", {"question": "Which?"})]), Reply(text=["a", "b"], gap_s=600)]
     running = await harness.begin(harness.spec(server, persist=True, answerable=True))
 
     async def status() -> str:
@@ -340,7 +367,7 @@ async def test_durable_event_is_stored_before_delivery(harness: Harness, server:
 
 
 async def test_delivered_text_is_in_journal(harness: Harness, server: ModelServer) -> None:
-    server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
+    server.script = [Reply(text=["Once ", "upon"], gap_s=600)]
     running = await harness.begin(harness.spec(server, persist=True))
     delta = await running.wait_for("text.delta")
     tails = JournalReader(harness.app.home.journal).tails(running.run_id)

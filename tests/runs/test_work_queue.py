@@ -24,7 +24,7 @@ from hermes.store.leases import Leases
 from hermes.store.stores import AsyncLeases
 from support.model_server import ModelServer, Reply, Request
 from support.nats_server import eventually
-from support.waiting import until
+from support.waiting import idle, until
 
 OTHER = "elsewhere:7:7.00"
 
@@ -74,9 +74,9 @@ async def test_submitted_run_without_nats_is_taken_from_store(harness: Harness, 
     async def all_ended() -> bool:
         return all([await status(harness, spec.run_id) in ("completed", "failed") for spec in specs])
 
-    await eventually(all_ended)
+    await until(all_ended)
     # A permit is returned once the end of its run is on record.
-    await eventually(lambda: engine.permits.here == 0)
+    await until(lambda: engine.permits.here == 0)
     events = [event async for event in engine.subscribe(specs[0].run_id)]
     assert [event.seq for event in events] == sorted({event.seq for event in events}) and events[1].seq == 2
 
@@ -100,7 +100,7 @@ async def test_replica_starts_run_that_the_queue_has_not_taken(harness: Harness,
     engine = harness.app.engine
     await engine.become_replica(Unavailable(), 1)
     engine.start_background_tasks()
-    await asyncio.sleep(0)
+    await idle()
     specs = [harness.spec(server, "Hello.", persist=True, session_id=f"s{at}").replace(route=None) for at in range(3)]
     for spec in specs:
         await engine.submit(spec)
@@ -108,7 +108,7 @@ async def test_replica_starts_run_that_the_queue_has_not_taken(harness: Harness,
     async def all_ended() -> bool:
         return all([await status(harness, spec.run_id) in ("completed", "failed") for spec in specs])
 
-    await eventually(all_ended)
+    await until(all_ended)
 
 
 async def test_run_with_credentials_of_its_request_does_not_travel(harness: Harness, server: ModelServer) -> None:
@@ -203,7 +203,7 @@ async def test_unstarted_run_of_lapsed_replica_is_resumed(harness: Harness, serv
     async def has_ended() -> bool:
         return await status(harness, spec.run_id) in ("completed", "failed")
 
-    await eventually(has_ended)
+    await until(has_ended)
 
 
 async def test_queued_run_is_not_taken_by_recovery(harness: Harness) -> None:
@@ -269,8 +269,7 @@ async def test_one_replica_leads(harness: Harness) -> None:
     assert other.leads and not first.leads
     assert Leases(harness.app.store.blocking.engine).holder(process_lease(this_process())) == this_process()
     await other.release()
-    await asyncio.sleep(0)
-    assert await leases.holder("leader") is None
+    await until(lambda: leases.holder("leader"), lambda holder: holder is None)
 
 
 async def test_leading_replica_sweeps(harness: Harness) -> None:
