@@ -15,7 +15,7 @@ from hermes.core.home import Home
 from hermes.store.sessions import SessionDB
 from support.model_server import ModelServer
 
-from .harness import Harness, product_tasks
+from .harness import Clock, Harness, product_tasks
 
 MakeHarness = Callable[..., Harness]
 
@@ -70,6 +70,11 @@ def one_tls_context(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def _tls_context(**_: Any) -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 @pytest.fixture

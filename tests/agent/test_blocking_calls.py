@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any
 
@@ -98,14 +97,13 @@ async def test_stream_cut_in_tool_call_warns_and_drops_call(server: ModelServer)
 
 
 async def test_external_interrupt_ends_call(server: ModelServer) -> None:
-    server.script = [Reply(text=["Once ", "upon"], gap_s=60)]
+    server.script = [Reply(text=["Once ", "upon"], gap_s=600)]
     agent = agent_for(server)
     agent.stream_delta_callback = lambda _: threading.Timer(0.01, agent.interrupt).start()
-    async with asyncio.timeout(2):
-        try:
-            answer = await call(agent)
-        except InterruptedError:
-            pass
-        else:
-            assert answer.choices[0].message.content == "Once "
-        await server.until(lambda: server.open_streams == 0)
+    try:
+        answer = await call(agent)
+    except InterruptedError:
+        pass
+    else:
+        assert answer.choices[0].message.content == "Once "
+    await server.until(lambda: server.open_streams == 0)

@@ -14,7 +14,7 @@ from hermes.core.spec import RouteChoice
 from support.model_server import Call, ModelServer, Reply, Request
 
 from .conftest import MakeHarness
-from .harness import KEY, CompletedRun, Harness, Json, nothing_left, sent_messages, tool
+from .harness import KEY, Clock, CompletedRun, Harness, Json, nothing_left, sent_messages, tool
 
 SESSION = "the-session"
 M = RouteChoice(model="m")
@@ -513,21 +513,23 @@ async def test_compaction_summary_is_retried_three_times(make_harness: MakeHarne
 
 async def test_interrupt_during_compaction_ends_turn(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness(with_window(server, 8192))
-    server.script = [Reply(text="SUMMARY: fox.", delay_s=60)]
+    server.script = [Reply(text="SUMMARY: fox.", delay_s=600)]
     running = await harness.begin(harness.spec(None, "and now?", route=M, history=text_turns(8, 1400)))
     await server.until(lambda: server.open_streams == 1)
     await running.control("interrupt")
-    run = await running.end(timeout=3)
+    run = await running.end()
     assert run.final["type"] == "run.cancelled"
     await nothing_left(server)
 
 
-async def test_deadline_during_compaction(make_harness: MakeHarness, server: ModelServer) -> None:
+async def test_deadline_during_compaction(make_harness: MakeHarness, server: ModelServer, clock: Clock) -> None:
     harness = make_harness(with_window(server, 8192))
-    server.script = [Reply(text="SUMMARY: fox.", delay_s=60)]
+    server.script = [Reply(text="SUMMARY: fox.", delay_s=600)]
     running = await harness.begin(
-        harness.spec(None, "and now?", route=M, history=text_turns(8, 1400), deadline_seconds=0.2)
+        harness.spec(None, "and now?", route=M, history=text_turns(8, 1400), deadline_seconds=300)
     )
-    run = await running.end(timeout=3)
+    await server.until(lambda: server.open_streams == 1)
+    await clock.put_forward(301)
+    run = await running.end()
     assert run.result["failure"] == "deadline"
     await nothing_left(server)

@@ -24,8 +24,9 @@ from hermes.store.stores import Async, AsyncRuns, AsyncStore
 from run_agent import AIAgent
 from support.model_server import Call, ModelServer, Reply, Request
 from support.server_thread import serving
+from support.waiting import idle, until
 
-from .harness import KEY, QUIET, Json, check_laws, in_thread, nothing_left
+from .harness import KEY, QUIET, Json, check_laws, ending, hold_answers, in_thread, nothing_left
 
 T = TypeVar("T")
 SESSION = "the-session"
@@ -45,17 +46,14 @@ def agent_for(server: ModelServer, **fields: Any) -> AIAgent:
     return AIAgent(**{"base_url": f"{server.url}/v1", "model": "m", "api_key": KEY, "enabled_toolsets": [], **fields})
 
 
-async def settled(task: asyncio.Task[Any], within: float = 3.0) -> Any:
-    """The result or exception of a waiter, which must end and must not be cancelled."""
-    await asyncio.wait([task], timeout=within)
-    assert task.done(), "it still waits"
-    assert not task.cancelled(), "it was told that it is cancelled, which it is not"
-    return task.exception() or task.result()
+def story() -> Reply:
+    """An answer that is not over before a test that waits for it has failed, unless it is stopped."""
+    return Reply(text=["a "] * 5_000, gap_s=0.02)
 
 
-def story(pieces: int = 50) -> Reply:
-    """An answer that takes about a second unless it is stopped."""
-    return Reply(text=["a "] * pieces, gap_s=0.02)
+def turns_at(app: App) -> int:
+    """How many turns of the session there are: the one that runs, and those that wait for it."""
+    return app.engine.admissions.leases.waiting(SESSION)
 
 
 # ---- words that come late
@@ -68,13 +66,12 @@ async def test_steer_at_end_does_not_block_turn(server: ModelServer, monkeypatch
     async def append(runs: AsyncRuns, run_id: str, token: Any, events: Any, *args: Any, **fields: Any) -> None:
         if any(event.final for event in events):
             agent.steer("and tea")
-            for _ in range(10):
-                await asyncio.sleep(0)
+            await idle()
         await original(runs, run_id, token, events, *args, **fields)
 
     monkeypatch.setattr(AsyncRuns, "append", append)
     server.script = [Reply(text="Done.")]
-    result = await settled(asyncio.create_task(agent.arun_conversation("hi")))
+    result = await ending(asyncio.create_task(agent.arun_conversation("hi")))
     assert (result["completed"], result["pending_steer"]) == (True, None)
 
 
@@ -93,7 +90,7 @@ async def test_concurrent_steers_are_not_lost(server: ModelServer) -> None:
         thread = threading.Thread(target=insist)
         thread.start()
         try:
-            result = await settled(asyncio.create_task(agent.arun_conversation("hi")))
+            result = await ending(asyncio.create_task(agent.arun_conversation("hi")))
         finally:
             over.set()
             thread.join()
@@ -126,7 +123,7 @@ async def test_turn_that_loses_session_lease_returns_to_waiter(
     leases, name = Async(Leases(database.engine)), f"session:{SESSION}"
     await leases.release(name, tokens[name])
     assert await leases.acquire(name, "another process", 60.0) is not None
-    outcome = await settled(waiter)
+    outcome = await ending(waiter)
     assert isinstance(outcome, Exception) or outcome["completed"] is False
     await nothing_left(server)
 
@@ -135,13 +132,16 @@ async def test_turn_that_loses_session_lease_returns_to_waiter(
 async def test_turn_with_failing_store_returns_to_waiter(
     server: ModelServer, database: SessionDB, monkeypatch: pytest.MonkeyPatch, listening: bool
 ) -> None:
+    go_on = hold_answers(monkeypatch)
+
     async def broken(*_: Any, **__: Any) -> None:
         raise StoreError("the disk is full")
 
     def on_text(_: Any) -> None:
         monkeypatch.setattr(AsyncRuns, "append", broken)
+        go_on.set()
 
-    server.script = [Reply(text=["Once ", "upon"], gap_s=0.05)]
+    server.script = [Reply(text=["Once ", "upon"], gap_s=1)]
     agent = agent_for(server, session_id=SESSION, session_db=database)
     if listening:
         agent.stream_delta_callback = on_text
@@ -149,7 +149,7 @@ async def test_turn_with_failing_store_returns_to_waiter(
     if not listening:
         await server.until(lambda: server.open_streams == 1)
         on_text("")
-    outcome = await settled(waiter)
+    outcome = await ending(waiter)
     assert (outcome["final_response"], [warning["code"] for warning in outcome["warnings"]]) == (
         "Once upon",
         ["store_unavailable"],
@@ -165,9 +165,10 @@ def at_the_start(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None
 
     def do(act: Callable[[], None]) -> None:
         async def acting(*args: Any) -> App:
-            await asyncio.sleep(0.02)  # by now a blocking caller waits
-            act()
+            # By now a blocking caller waits; one that is not as far yet is stopped all the same.
             await asyncio.sleep(0.02)
+            act()
+            await idle()
             return await current(*args)
 
         monkeypatch.setattr(app_module, "current", acting)
@@ -199,7 +200,7 @@ def ctrl_c() -> Iterator[Callable[[], None]]:
 
 def wait_for_quiet(server: ModelServer) -> None:
     """Wait until nothing of Hermes goes on behind blocking calls."""
-    asyncio.run_coroutine_threadsafe(nothing_left(server), app_module.background_loop()).result(6)
+    asyncio.run_coroutine_threadsafe(nothing_left(server), app_module.background_loop()).result()
 
 
 def test_keyboard_interrupt_before_run_exists_ends_run(
@@ -223,7 +224,7 @@ def test_keyboard_interrupt_during_handover_ends_run(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", hand_over)
         raise KeyboardInterrupt
 
-    with serving(story(25)) as server:
+    with serving(story()) as server:
         monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
         with pytest.raises(KeyboardInterrupt):
             agent_for(server).run_conversation("hi")
@@ -276,7 +277,8 @@ async def test_interrupt_while_waiting_for_session_is_recorded(server: ModelServ
     events: list[Json] = []
     waiting = agent_for(server, session_id=SESSION, event_callback=events.append)
     second = asyncio.create_task(waiting.arun_conversation("second"))
-    await asyncio.sleep(0.02)
+    app = await current()
+    await until(lambda: turns_at(app) == 2)
     waiting.interrupt()
     await occupied.lease_released()
     assert (await second)["interrupted"] is True
@@ -323,11 +325,12 @@ async def test_new_turn_does_not_undo_interrupt_of_running_turn(server: ModelSer
 
 async def test_new_turn_does_not_undo_interrupt_of_queued_turn(server: ModelServer, occupied: Occupied) -> None:
     agent = agent_for(server, session_id=SESSION)
+    app = await current()
     stopped = asyncio.create_task(agent.arun_conversation("second"))
-    await asyncio.sleep(0.02)
+    await until(lambda: turns_at(app) == 2)
     agent.interrupt()
     task = asyncio.create_task(agent.arun_conversation("third"))
-    await asyncio.sleep(0.02)
+    await until(lambda: turns_at(app) == 3)
     await occupied.lease_released()
     assert (await stopped)["interrupted"] is True
     assert (await task)["completed"] is True
@@ -338,7 +341,7 @@ async def test_leaving_blocking_call_ends_only_its_turn(server: ModelServer) -> 
     agent, go = agent_for(server, session_id=SESSION), threading.Event()
 
     def leave(_: Any) -> None:
-        go.wait(5)
+        go.wait(600)
         raise SystemExit
 
     def begin() -> str:
@@ -349,20 +352,33 @@ async def test_leaving_blocking_call_ends_only_its_turn(server: ModelServer) -> 
     leaving = asyncio.create_task(in_thread(begin))
     await server.until(lambda: server.open_streams == 1)
     staying = asyncio.create_task(in_thread(lambda: agent.run_conversation("hi")))
-    await asyncio.sleep(0.05)
-    go.set()
+    try:
+        app = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(current(), app_module.background_loop()))
+        await until(lambda: turns_at(app) == 2)
+    finally:
+        go.set()
     assert await leaving == "left"
     assert (await staying)["completed"] is True
     assert [request.closed_early for request in server.requests] == [True, False]
 
 
 async def test_steer_reaches_second_thread_of_same_agent(server: ModelServer) -> None:
-    server.handler = lambda request: Reply(text="Done.") if request.number == 1 else story(25)
-    agent = agent_for(server, session_id=SESSION)
+    heard = asyncio.Event()
+
+    async def answer(request: Request) -> Reply:
+        if request.number == 2:
+            await heard.wait()
+        return Reply(text="Done.", continues=False)
+
+    server.handler = answer
+    events: list[Json] = []
+    agent = agent_for(server, session_id=SESSION, event_callback=events.append)
     turns = [asyncio.create_task(in_thread(lambda: agent.run_conversation("hi"))) for _ in range(2)]
     await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
     await server.until(lambda: len(server.requests) == 2)
     assert agent.steer("and tea") is True
+    await until(lambda: any(event["type"] == "control.received" for event in events))
+    heard.set()
     results = await asyncio.gather(*turns)
     assert sorted(str(result["pending_steer"]) for result in results) == ["None", "and tea"]
 
@@ -381,7 +397,7 @@ async def test_failing_async_callback_is_logged_and_ignored(
         raise ValueError("the window is gone")
 
     agent = agent_for(server, enabled_toolsets=["memory"], approval_callback=approve)
-    result = await settled(asyncio.create_task(agent.arun_conversation("hi")))
+    result = await ending(asyncio.create_task(agent.arun_conversation("hi")))
     assert result["final_response"] == "Done."
     assert "the window is gone" in caplog.text
     assert not (home_folder / "memories" / "USER.md").exists()

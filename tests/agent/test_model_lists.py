@@ -15,6 +15,7 @@ from aiohttp import web
 from hermes.agent.model_lists import windows
 from hermes.app import App
 from recovery.harness import running_app, turn
+from support.waiting import until
 
 MODELS = {"data": [{"id": "m", "context_length": 70_000}, {"id": "small", "max_model_len": 5000}, {"id": "silent"}]}
 
@@ -52,10 +53,9 @@ async def listing() -> AsyncIterator[Listing]:
     await runner.cleanup()
 
 
-async def settled(app: App) -> None:
-    while app._background:
-        await next(iter(app._background))
-        await asyncio.sleep(0)  # one that has ended leaves a moment later
+async def background_done(app: App) -> None:
+    await asyncio.gather(*app._background)
+    await until(lambda: not app._background)  # one that has ended leaves a moment later
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ async def test_model_window_is_known_from_second_turn(listing: Listing, tmp_path
     async with running_app(tmp_path) as app:
         result, _ = await turn(app, listing.url, "chat_completions", "one")
         assert result["completed"]
-        await settled(app)
+        await background_done(app)
         cached = json.loads((tmp_path / "cache" / "models.json").read_text())
         assert cached[f"{listing.url}/v1"]["windows"] == {"m": 70_000, "small": 5000}
         assert (tmp_path / "cache" / "models.json").stat().st_mode & 0o777 == 0o600
         await turn(app, listing.url, "chat_completions", "two")
-        await settled(app)
+        await background_done(app)
     assert len(listing.requests) == 1
     assert listing.requests[0].headers["Authorization"] == "Bearer key-12345678"
 
@@ -92,7 +92,7 @@ async def test_small_listed_window_uses_lean_prompt(listing: Listing, tmp_path: 
     async with running_app(tmp_path) as app:
         for question in ("one", "two"):
             await turn(app, listing.url, "chat_completions", question)
-            await settled(app)
+            await background_done(app)
     full, lean = listing.prompts
     assert len(lean) < len(full) / 2
 
@@ -104,7 +104,7 @@ async def test_model_list_is_cached_for_a_day_over_restarts(listing: Listing, tm
         (tmp_path / "cache" / "models.json").write_text(json.dumps(cached))
         async with running_app(tmp_path) as app:
             await turn(app, listing.url, "chat_completions", "one")
-            await settled(app)
+            await background_done(app)
         assert len(listing.requests) == request_count
 
 
@@ -114,7 +114,7 @@ async def test_damaged_model_list_cache_is_refetched(listing: Listing, cached: s
     (tmp_path / "cache" / "models.json").write_text(cached)
     async with running_app(tmp_path) as app:
         await turn(app, listing.url, "chat_completions", "one")
-        await settled(app)
+        await background_done(app)
     assert len(listing.requests) == 1
 
 
@@ -127,5 +127,5 @@ async def test_provider_without_model_list_is_tolerated(
         for question in ("one", "two"):
             result, _ = await turn(app, listing.url, "chat_completions", question)
             assert result["completed"]
-            await settled(app)
+            await background_done(app)
     assert len(listing.requests) == 1

@@ -30,7 +30,7 @@ class Talking:
     def run(self, ctx: Any, _: Json) -> Json:
         ctx.emit("stdout", "made\n")
         ctx.emit("stderr", "warned\n")
-        self.go.wait(5)
+        self.go.wait(600)
         ctx.emit("stdout", "done\n")
         return {"ok": True}
 
@@ -52,7 +52,7 @@ async def test_blocking_tool_output_is_streamed_with_labels(
     harness: Harness, server: ModelServer, talking: Talking
 ) -> None:
     running = await harness.begin(harness.spec(server))
-    await running.until(lambda events: len(outputs(events)) == 2, timeout=2)
+    await running.until(lambda events: len(outputs(events)) == 2)
     talking.go.set()
     run = await running.end()
     assert outputs(run.events) == [("stdout", 0, "made\n"), ("stderr", 0, "warned\n"), ("stdout", 5, "done\n")]
@@ -62,9 +62,9 @@ async def test_late_subscriber_sees_blocking_tool_output_with_labels(
     harness: Harness, server: ModelServer, talking: Talking
 ) -> None:
     early = await harness.begin(harness.spec(server, persist=True))
-    await early.until(lambda events: len(outputs(events)) == 2, timeout=2)
+    await early.until(lambda events: len(outputs(events)) == 2)
     late = Running(harness, early._live)
-    await late.until(lambda events: len(outputs(events)) == 2, timeout=2)
+    await late.until(lambda events: len(outputs(events)) == 2)
     talking.go.set()
     run = await early.end()
     assert outputs((await late.end()).events) == outputs(run.events)

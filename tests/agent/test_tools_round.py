@@ -17,8 +17,8 @@ from hermes.tools import clarify
 from hermes.tools.framework import round as tool_round
 from hermes.tools.framework.registry import ToolArguments, ToolError
 from hermes.tools.framework.round import ToolRound
-from support.gateway import until
 from support.model_server import Call, ModelServer, Protocol, Reply
+from support.waiting import DEADLINE_S, idle, until
 
 from .conftest import MakeHarness
 from .harness import KEY, PROTOCOLS, CompletedRun, Harness, Json, nothing_left, reading, schema, sent_messages, tool
@@ -59,7 +59,7 @@ async def test_non_conflicting_calls_run_in_parallel_in_result_order(
     second_done, both = asyncio.Event(), asyncio.Barrier(2)
 
     async def look(_: Any, args: Json) -> Json:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(DEADLINE_S):
             await both.wait()
             if args["a"] == "one":
                 await second_done.wait()
@@ -91,13 +91,14 @@ async def test_non_conflicting_calls_run_in_parallel_in_result_order(
 async def test_calls_with_same_scope_run_sequentially(
     harness: Harness, server: ModelServer, scopes: tuple[set[str], set[str]], together: bool
 ) -> None:
-    at_once, most = 0, 0
+    at_once, most, both = 0, 0, asyncio.Barrier(2)
 
     async def act(_: Any, __: Json) -> Json:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
-        await asyncio.sleep(0.02)
+        async with asyncio.timeout(DEADLINE_S):
+            await (both.wait() if together else idle())
         at_once -= 1
         return {"ok": True}
 
@@ -111,7 +112,7 @@ async def test_read_calls_never_conflict(harness: Harness, server: ModelServer) 
     both = asyncio.Barrier(2)
 
     async def look(_: Any, __: Json) -> Json:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(DEADLINE_S):
             await both.wait()
         return {"ok": True}
 
@@ -122,13 +123,17 @@ async def test_read_calls_never_conflict(harness: Harness, server: ModelServer) 
 
 async def test_max_parallel_tools_setting(make_harness: MakeHarness, server: ModelServer) -> None:
     harness = make_harness({"agent": {"max_parallel_tools": 3}})
-    at_once, most = 0, 0
+    at_once, most, three = 0, 0, asyncio.Event()
 
     async def look(_: Any, __: Json) -> Json:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
-        await asyncio.sleep(0.01)
+        if at_once == 3:
+            await idle()  # a fourth would come now
+            three.set()
+        async with asyncio.timeout(DEADLINE_S):
+            await three.wait()
         at_once -= 1
         return {"ok": True}
 
@@ -450,7 +455,7 @@ async def test_tool_exception_is_tool_crashed_with_traceback_in_log_only(
     assert (finished["status"], finished["code"]) == ("error", "tool_crashed")
 
 
-@pytest.mark.parametrize("limit", [5.0, None])
+@pytest.mark.parametrize("limit", [600.0, None])
 async def test_timeout_error_raised_by_tool_is_tool_crashed(
     harness: Harness, server: ModelServer, limit: float | None
 ) -> None:
@@ -479,7 +484,7 @@ async def test_tool_timeout_cancels_call(harness: Harness, server: ModelServer, 
         return {}
 
     def thread(ctx: Any, _: Json) -> Json:
-        assert ctx.cancelled.wait(5)
+        assert ctx.cancelled.wait(DEADLINE_S)
         return {}
 
     harness.offer(tool("look", thread if blocking else coroutine, timeout_s=0.05))
@@ -496,7 +501,7 @@ async def test_tool_stopped_twice_logs_no_unhandled_exception() -> None:
 
     def look(_: Any, __: Json) -> Json:
         started.set()
-        go.wait(10)
+        go.wait(600)
         ended.set()
         raise ToolError("It was stopped.", "interrupted")
 
@@ -527,7 +532,7 @@ async def test_stubborn_blocking_tool_is_abandoned(
     release = threading.Event()
 
     def deaf(_: Any, __: Json) -> Json:
-        release.wait(10)
+        release.wait(600)
         return {"late": True}
 
     harness.offer(tool("look", deaf, timeout_s=0.05))
@@ -764,7 +769,7 @@ async def test_tool_output_streams_have_own_offsets(harness: Harness, server: Mo
     async def talk(ctx: Any, _: Json) -> Json:
         for stream, text in [("stdout", "one\n"), ("stderr", "oops\n"), ("stdout", "two\n"), ("info", "note\n")]:
             ctx.emit(stream, text)
-            await asyncio.sleep(0.03)
+            await idle()
         return {"ok": True}
 
     harness.offer(tool("talk", talk))
@@ -794,7 +799,7 @@ async def test_output_of_abandoned_tool_is_dropped(
     release, over = threading.Event(), threading.Event()
 
     def deaf(ctx: Any, _: Json) -> Json:
-        release.wait(10)
+        release.wait(600)
         ctx.emit("stdout", "late\n")
         over.set()
         return {"late": True}
@@ -802,9 +807,8 @@ async def test_output_of_abandoned_tool_is_dropped(
     harness.offer(tool("look", deaf, timeout_s=0.05))
     run = await one_round(harness, server, Call("look"), persist=True)
     release.set()
-    while not over.is_set():
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)
+    await until(over.is_set)
+    await idle()
     assert "late" not in json.dumps(run.events)
     assert caplog.records == []
 
@@ -814,7 +818,7 @@ async def test_clarify_runs_alone(harness: Harness, server: ModelServer) -> None
     script(server, Call("clarify", {"question": "Which?"}), Call("look"))
     running = await harness.begin(harness.spec(server, answerable=True))
     event = await running.wait_for("clarify.requested")
-    await asyncio.sleep(0.03)
+    await idle()
     assert [event["name"] for event in running.events if event["type"] == "tool.started"] == ["clarify"]
     await running.control("answer", id=event["request_id"], answer="this")
     run = await running.end()

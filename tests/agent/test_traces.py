@@ -22,6 +22,7 @@ from hermes.runs.traces import TRACEPARENT, Traces
 from hermes.tools import delegation
 from hermes.tools.framework.registry import ToolError
 from support.model_server import Call, ModelServer, Reply, Request
+from support.ports import refusing_port
 
 from .conftest import MakeHarness
 from .harness import Harness, Json, Running, tool
@@ -202,10 +203,11 @@ async def test_traces_without_extra_log_a_warning(
     make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, server: ModelServer
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    harness = make_harness()
-    server.script = [Reply(text="Hello.")]
-    assert (await harness.run(server)).result["completed"]
+    with refusing_port() as port:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+        harness = make_harness()
+        server.script = [Reply(text="Hello.")]
+        assert (await harness.run(server)).result["completed"]
     assert [(r.levelno, "otel" in r.getMessage()) for r in caplog.records if r.name == "hermes.runs.traces"] == [
         (logging.WARNING, True)
     ]
@@ -220,7 +222,7 @@ import hermes.server.compat
 
 async def main():
     made = await app.current()
-    route = RouteChoice(base_url="http://127.0.0.1:1/v1", model="m", api_mode="chat_completions", fallbacks=())
+    route = RouteChoice(base_url=f"http://127.0.0.1:{sys.argv[1]}/v1", model="m", api_mode="chat_completions", fallbacks=())
     result = await made.engine.run(RunSpec("hi", session_id="s", persist=False, route=route))
     assert result["failed"] and made._traces is None
     await made.close()
@@ -232,5 +234,7 @@ print([name for name in sys.modules if name.startswith("opentelemetry")])
 
 def test_traces_off_load_no_library(make_harness: MakeHarness) -> None:
     make_harness({"agent": {"api_max_retries": 0}})
-    result = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60, check=False)
+    with refusing_port() as port:
+        command = [sys.executable, "-c", WITHOUT, str(port)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (result.stdout.strip(), result.stderr) == ("[]", "")

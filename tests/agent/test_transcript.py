@@ -13,10 +13,12 @@ import pytest
 from hermes.core.failures import KINDS
 from hermes.core.spec import RunSpec
 from support.model_server import Call, ModelServer, Protocol, Reply, Request
+from support.waiting import until
 
 from .conftest import MakeHarness
 from .harness import (
     PROTOCOLS,
+    Clock,
     CompletedRun,
     Harness,
     Json,
@@ -156,7 +158,9 @@ class Ending:
     replies: list[Any]
     rows: list[tuple[str, str, str | None, bool]]
     fields: Json
+    # Event upon which it is stopped, or its time is up.
     stop_at: str = ""
+    late_at: str = ""
 
 
 def failed(kind: str) -> str:
@@ -173,10 +177,10 @@ ENDINGS = {
         [Reply(finish="content_filter")], [("assistant", failed("filtered"), None, True)], {}
     ),
     "stopped without text": Ending(
-        [Reply(text="x", delay_s=60)], [("assistant", STOPPED, None, True)], {}, "model.started"
+        [Reply(text="x", delay_s=600)], [("assistant", STOPPED, None, True)], {}, "model.started"
     ),
     "stopped with text": Ending(
-        [Reply(text=["Once ", "upon"], gap_s=60)], [("assistant", "Once ", "interrupted", False)], {}, "text.delta"
+        [Reply(text=["Once ", "upon"], gap_s=600)], [("assistant", "Once ", "interrupted", False)], {}, "text.delta"
     ),
     "filtered with text": Ending(
         [Reply(text="Once", finish="content_filter")], [("assistant", "Once", "content_filter", False)], {}
@@ -185,7 +189,10 @@ ENDINGS = {
         [Reply(text="Once", finish="length")], [("assistant", "Once", "length", False)], {"max_output_tokens": 64}
     ),
     "deadline with text": Ending(
-        [Reply(text=["Once ", "upon"], gap_s=60)], [("assistant", "Once ", "error", False)], {"deadline_seconds": 0.2}
+        [Reply(text=["Once ", "upon"], gap_s=600)],
+        [("assistant", "Once ", "error", False)],
+        {"deadline_seconds": 300},
+        late_at="text.delta",
     ),
     "failed after a tool round": Ending(
         [Reply(text="Wait.", tool_calls=[LOOK]), Reply(status=403)],
@@ -208,7 +215,7 @@ ENDINGS = {
         "tool.started",
     ),
     "stopped in the second step": Ending(
-        [Reply(tool_calls=[LOOK]), Reply(text=["Once ", "upon"], gap_s=60)],
+        [Reply(tool_calls=[LOOK]), Reply(text=["Once ", "upon"], gap_s=600)],
         [
             ("assistant", "", "tool_calls", False),
             ("tool", '{"echo": {"a": "x"}}', None, False),
@@ -255,7 +262,7 @@ each_ending = pytest.mark.parametrize("name", ENDINGS)
 
 
 async def bring_about(
-    harness: Harness, server: ModelServer, ending: Ending, protocol: Protocol = "chat"
+    harness: Harness, server: ModelServer, clock: Clock, ending: Ending, protocol: Protocol = "chat"
 ) -> CompletedRun:
     async def stuck(_: Any, __: Any) -> Json:
         await asyncio.Event().wait()
@@ -268,15 +275,18 @@ async def bring_about(
     if ending.stop_at:
         await running.wait_for(ending.stop_at)
         await running.control("interrupt")
+    if ending.late_at:
+        await running.wait_for(ending.late_at)
+        await clock.put_forward(301)
     run = await running.end()
     assert run.final["type"] != "run.completed"
     return run
 
 
 @each_ending
-async def test_closing_row_of_every_ending(harness: Harness, server: ModelServer, name: str) -> None:
+async def test_closing_row_of_every_ending(harness: Harness, server: ModelServer, clock: Clock, name: str) -> None:
     ending = ENDINGS[name]
-    await bring_about(harness, server, ending)
+    await bring_about(harness, server, clock, ending)
     rows = await harness.rows(SESSION)
     assert (rows[0].role, rows[0].content) == ("user", "hi")
     assert [row.role for row in rows[1:]] == [role for role, *_ in ending.rows]
@@ -293,9 +303,9 @@ async def test_closing_row_of_every_ending(harness: Harness, server: ModelServer
 @each_ending
 @each_protocol
 async def test_history_after_every_ending_is_well_formed(
-    harness: Harness, server: ModelServer, name: str, protocol: Protocol
+    harness: Harness, server: ModelServer, clock: Clock, name: str, protocol: Protocol
 ) -> None:
-    await bring_about(harness, server, ENDINGS[name], protocol)
+    await bring_about(harness, server, clock, ENDINGS[name], protocol)
     server.handler, server.script = None, [Reply(text="Fine.")]
     run = await turn(harness, server, "and now?", protocol=protocol)
     assert run.result["final_response"] == "Fine."
@@ -337,8 +347,8 @@ async def test_history_after_failed_turn(harness: Harness, server: ModelServer, 
     assert "ZEBRA" not in json.dumps(server.requests[1].body)
 
 
-async def test_history_after_turn_interrupted_in_tool(harness: Harness, server: ModelServer) -> None:
-    await bring_about(harness, server, ENDINGS["stopped in a tool"])
+async def test_history_after_turn_interrupted_in_tool(harness: Harness, server: ModelServer, clock: Clock) -> None:
+    await bring_about(harness, server, clock, ENDINGS["stopped in a tool"])
     server.handler, server.script = None, [Reply(text="Fine.")]
     await turn(harness, server, "second")
     messages = server.requests[-1].body["messages"][1:]
@@ -484,13 +494,8 @@ async def test_title_is_generated_after_first_turn(make_harness: MakeHarness, se
     harness = make_harness({"auxiliary": {"title_generation": {"enabled": True}}})
     server.script = [Reply(text="Done."), Reply(text="Greeting a fox", usage={"input": 1000, "output": 9})]
     run = await turn(harness, server, "Say hello to the fox", kind="session")
-    async with asyncio.timeout(20):
-        while True:
-            session = await harness.app.store.sessions.get_session(SESSION)
-            assert session is not None
-            if session["title"]:
-                break
-            await asyncio.sleep(0.005)
+    session = await until(lambda: harness.app.store.sessions.get_session(SESSION), lambda row: row and row["title"])
+    assert session is not None
     assert session["title"] == "Greeting a fox"
     assert not server.requests[1].body.get("tools")
     assert run.result["input_tokens"] == 10
@@ -520,10 +525,7 @@ async def test_untitled_session_gets_first_words_as_title(make_harness: MakeHarn
         session = await harness.app.store.sessions.get_session(SESSION)
         return session["title"] if session else None
 
-    async with asyncio.timeout(20):
-        while await title() is None:
-            await asyncio.sleep(0.005)
-    assert await title() == "Say hello to the fox" and len(server.requests) == 1
+    assert await until(title) == "Say hello to the fox" and len(server.requests) == 1
 
 
 async def test_failed_title_generation_is_ignored(make_harness: MakeHarness, server: ModelServer) -> None:

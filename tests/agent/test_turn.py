@@ -190,7 +190,7 @@ async def test_deltas_rebuild_text_for_any_packets(
 
 
 async def test_first_delta_is_delivered_immediately(harness: Harness, server: ModelServer) -> None:
-    server.script = [Reply(text=["Hel", "lo"], gap_s=60)]
+    server.script = [Reply(text=["Hel", "lo"], gap_s=600)]
     running = await harness.begin(harness.spec(server))
     assert (await running.wait_for("text.delta"))["text"] == "Hel"
     assert server.open_streams == 1
