@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -64,6 +62,9 @@ def bom(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_sbom_is_valid_cyclonedx(bom: str) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
     fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(bom)
     assert fault is None, fault
 
