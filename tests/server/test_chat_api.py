@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.model_server import Call, Reply
+from support.waiting import until
 
 from .clients import (
     Frame,
@@ -406,8 +407,7 @@ async def test_busy_session_is_409_with_run_id(start: Start) -> None:
             await holder.read()
 
 
-async def test_free_session_is_not_busy_with_slow_store(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hermes.runs.leases.LEASE_TRY_S", 0.0, raising=False)
+async def test_free_session_is_not_busy_with_slow_store(start: Start) -> None:
     api = await start(Reply(text="Hello."), Reply(text="Fine."), Reply(text="Named."), session_wait_seconds=0)
     _, first = await ask(api, user("hi"))
     longer = [*user("hi")["messages"], {"role": "assistant", "content": "Hello."}, *user("ok?")["messages"]]
@@ -422,6 +422,7 @@ async def test_second_turn_waits_and_sees_first(start: Start) -> None:
         first = asyncio.create_task(ask(api, user("one"), X_Hermes_Session_Id="hall"))
         await model.wait_for_request()
         second = asyncio.create_task(ask(api, user("two"), X_Hermes_Session_Id="hall"))
+        await until(lambda: api.app.engine.admissions.leases.waiting("hall") == 2)
         model.release_all()
         await asyncio.gather(first, second)
     assert sent_messages(model.requests[1]) == [("user", "one"), ("assistant", "Hello."), ("user", "two")]

@@ -61,7 +61,12 @@ async def test_plain_turn_is_one_transaction_without_lease(api: Api, monkeypatch
 
 
 async def test_same_opening_at_once_gives_two_sessions(api: Api) -> None:
-    api.model.handler = lambda _: Reply(text="Hello.", delay_s=0.1, continues=False)
+
+    async def both(_: Request) -> Reply:
+        await until(lambda: len(api.model.requests) == 2)
+        return Reply(text="Hello.", continues=False)
+
+    api.model.handler = both
     answers = await asyncio.gather(ask(api), ask(api))
     first, second = sorted(session_id for _, session_id in answers)
     assert second == f"{first}-2"

@@ -95,7 +95,7 @@ async def test_large_body_is_spooled_to_file(api: Api, home_folder: Path) -> Non
     body = json.dumps({"messages": [{"role": "user", "content": parts(photos(1, 3_000_000))}]}).encode()
     before = unnamed_files(home_folder)
 
-    async def files() -> int:
+    def files() -> int:
         return unnamed_files(home_folder) - before
 
     async with await RawConnection.open(api.url) as wire:
@@ -103,7 +103,7 @@ async def test_large_body_is_spooled_to_file(api: Api, home_folder: Path) -> Non
         await wire.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:2_500_000])
         await until(files, lambda count: count == 1)
         await wire.send(body[2_500_000:])
-        assert (await wire.answer(timeout=30)).status == 200
+        assert (await wire.answer()).status == 200
     await until(files, lambda count: count == 0)
 
 
@@ -143,21 +143,18 @@ async def test_large_bodies_wait_on_disk(start: Start) -> None:
         await held_model.wait_for_request(2)
         memory = api.context.body_memory
 
-        async def waiting() -> int:
-            return len(memory._waiting)
-
-        await until(waiting, lambda count: count == 1)
+        await until(lambda: len(memory._waiting) == 1)
         assert len(held_model.requests) == 2
         held_model.release_all()
         assert [answer.status for answer in await asyncio.gather(*asking)] == [200, 200, 200]
-        assert memory._used == 0
+        await until(lambda: memory._used == 0)
 
 
 async def test_large_body_without_memory_in_time_is_rejected(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_bodies.limits, "BODIES_WAIT_S_MAX", 0.05)
     async with HeldModel(*[Reply(text="Fine.", continues=False)] * 2) as held_model:
         api = await start(settings=held_model.settings)
-        api.context.body_memory = Budget(3_000_000)
+        memory = api.context.body_memory = Budget(3_000_000)
         first = asyncio.create_task(ask(api))
         await held_model.wait_for_request()
         late = await ask(api)
@@ -165,6 +162,7 @@ async def test_large_body_without_memory_in_time_is_rejected(start: Start, monke
         assert late.headers["Retry-After"] and late.headers["x-should-retry"] == "true"
         held_model.release_all()
         assert (await first).status == 200
+        await until(lambda: memory._used == 0)
         assert (await ask(api)).status == 200
 
 
@@ -173,9 +171,6 @@ async def test_websocket_releases_body_memory(start: Start) -> None:
         api = await start(settings=held_model.settings)
         memory = api.context.body_memory = Budget(5_000_000)
 
-        async def used() -> int:
-            return memory._used
-
         async with api.client.ws_connect(f"{api.url}/v1/responses") as socket:
             for _ in range(3):
                 await socket.send_json({"type": "response.create", "input": items(photos(1, 1_500_000))})
@@ -183,7 +178,7 @@ async def test_websocket_releases_body_memory(start: Start) -> None:
                 pass
             assert event["error"]["code"] == "rate_limit_exceeded"
             assert memory._used == pytest.approx(4_000_000, rel=0.01)
-        await until(used, lambda size: size == 0)
+        await until(lambda: memory._used == 0)
 
 
 async def test_detached_work_releases_body_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,16 +193,13 @@ async def test_detached_work_releases_body_memory(start: Start, monkeypatch: pyt
 
     monkeypatch.setattr(api.context.idempotency, "_claim", claim_later)
 
-    async def used() -> int:
-        return memory._used
-
     body = json.dumps({"messages": [{"role": "user", "content": parts(photos(1, 1_500_000))}]}).encode()
     async with await RawConnection.open(api.url) as wire:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
         await wire.send(f"{head}Idempotency-Key: one\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         await asyncio.wait_for(claim_started.wait(), DEADLINE_S)
         assert memory._used > 0
-    await until(used, lambda size: size == 0)
+    await until(lambda: memory._used == 0)
     disconnected.set()
     await api.model.until(lambda: bool(api.model.requests))
     assert memory._used == 0

@@ -625,16 +625,18 @@ async def test_running_stream_is_followed_after_a_disconnect(start: Start) -> No
 
 
 async def test_disconnect_stops_the_turn(start: Start) -> None:
-    api = await start(Reply(text=["one "] * 50, gap_s=0.2))
-    async with api.post(MESSAGES, user("go", stream=True), headers=VERSION) as response:
-        run_id = response.headers["X-Hermes-Run-Id"]
-        await response.content.readany()
+    async with HeldModel(Reply(text=["one ", "two"])) as model:
+        api = await start(settings=model.settings)
+        model.release()
+        async with api.post(MESSAGES, user("go", stream=True), headers=VERSION) as response:
+            run_id = response.headers["X-Hermes-Run-Id"]
+            await response.content.readany()
 
-    async def status() -> str:
-        async with api.get(f"/v1/runs/{run_id}") as response:
-            return str((await response.json())["status"])
+        async def status() -> str:
+            async with api.get(f"/v1/runs/{run_id}") as response:
+                return str((await response.json())["status"])
 
-    await until(status, lambda value: value == "cancelled")
+        await until(status, lambda value: value == "cancelled")
 
 
 async def test_approval_is_asked_for_in_the_stream(start: Start) -> None:

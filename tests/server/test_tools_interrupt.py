@@ -22,14 +22,13 @@ from hermes.sandbox.local import Local
 from hermes.sandbox.mounts import Place
 from support.model_server import Call, Reply, Request
 from support.ports import reserved_port
-from support.waiting import until
+from support.waiting import DEADLINE_S, until
 from tools.commanding import new_mark, running
 
 from .clients import RawConnection, Stream, read_json, user
 from .conftest import Api, Start
 
 Json = dict[str, Any]
-SURELY_S = 120.0
 ENDS = ("run.completed", "run.failed", "run.cancelled")
 
 # In the background, deaf to signals, in sessions of their own, orphaned, at a port; `{own}` is what comes then.
@@ -80,14 +79,14 @@ class ProcessTree:
 
     async def grown(self, count: int = TREE_SIZE) -> None:
         """Wait until so many of the tree are there."""
-        await until(lambda: len(waiting(self.mark)), lambda found: found >= count, seconds=SURELY_S)
+        await until(lambda: len(waiting(self.mark)), lambda found: found >= count)
 
     async def wait_for_end(self, run_id: str) -> list[Json]:
         """A run's events. When the last one comes, nothing of the tree is there any more."""
         async with self.api.get(f"/v1/runs/{run_id}/events") as response:
             stream, events = Stream(response), list[Json]()
             while not events or events[-1]["event"] not in ENDS:
-                events.append((await stream.next(SURELY_S)).data)
+                events.append((await stream.next()).data)
             assert running(self.mark) == [], events[-1]
         return events
 
@@ -156,7 +155,7 @@ def pauses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(base, "LADDER", (*((number, min(pause, 0.1)) for number, pause in first), last))
     else:
         monkeypatch.setattr(base, "LADDER", (*((number, 1000.0) for number, _ in first), last))
-        monkeypatch.setattr(base, "_YOUNG_S", SURELY_S)
+        monkeypatch.setattr(base, "_YOUNG_S", DEADLINE_S)
         monkeypatch.setattr(base, "_AGAIN", base._AGAIN * 300)
 
 
@@ -329,7 +328,7 @@ async def test_interrupt_ends_background_processes_of_finished_subagent(process_
     await process_tree.grown(TREE_SIZE + 1)
     async with process_tree.api.get(f"/v1/runs/{run_id}/events") as response:
         stream = Stream(response)
-        while (await stream.next(SURELY_S)).data["event"] != "subagent.completed":
+        while (await stream.next()).data["event"] != "subagent.completed":
             pass
     await process_tree.stop(run_id)
 
@@ -354,7 +353,7 @@ async def test_interrupt_keeps_background_processes_of_earlier_turns(process_tre
     await process_tree.grown(TREE_SIZE + 1)
     own = new_mark()
     run_id = await process_tree.submit(terminal(f"sleep {own}"))
-    await until(lambda: waiting(own), seconds=SURELY_S)
+    await until(lambda: waiting(own))
     await read_json(await process_tree.api.post(f"/v1/runs/{run_id}/stop"))
     async with process_tree.api.get(f"/v1/runs/{run_id}/events") as response:
         assert '"run.cancelled"' in await response.text()
@@ -384,7 +383,7 @@ async def test_interrupt_before_command_starts_ends_it(
 
     monkeypatch.setattr(base.Sandbox, "_begin", slowly)
     run_id = await process_tree.submit(call)
-    await asyncio.wait_for(requested.wait(), SURELY_S)
+    await asyncio.wait_for(requested.wait(), DEADLINE_S)
     await read_json(await process_tree.api.post(f"/v1/runs/{run_id}/stop"))
     gate.set()
     events = await process_tree.wait_for_end(run_id)
@@ -406,7 +405,7 @@ async def test_signal_before_command_starts_is_not_lost(tmp_path: Path, backend:
     for _ in range(20):
         process = await sandbox.spawn(argv)
         await asyncio.sleep(odds.uniform(0, 0.04))  # at any point of its start, whichever that is on this machine
-        async with asyncio.timeout(SURELY_S), process:
+        async with asyncio.timeout(DEADLINE_S), process:
             process.interrupt()
             data = b"".join([data async for data in process.chunks()])
             assert (await process.wait(), process.ended_by, data) == (130, "interrupted", b"")
