@@ -347,6 +347,31 @@ async def test_toolsets_folder_and_effort_are_chosen(empty_site: Site) -> None:
     assert "terminal" in names
 
 
+async def test_quick_choices_are_all_kept_and_count_for_the_next_message(site: Site) -> None:
+    site.model.script = [Reply(text="One."), Reply(text="Two.")]
+    page = await site.open()
+    await say(page, "First.")
+    await expect(page.get_by_text("One.")).to_be_visible()
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        if route.request.method == "PATCH":
+            asked.set()
+            await go.wait()
+        await route.continue_()
+
+    await page.route("**/api/sessions/*", hold)
+    await page.get_by_role("button", name="Details").click()
+    await page.get_by_role("checkbox", name="Terminal").uncheck()
+    await asked.wait()
+    await page.get_by_role("checkbox", name="Memory").uncheck()
+    await say(page, "Second.")
+    go.set()
+    await expect(page.get_by_text("Two.")).to_be_visible()
+    names = {tool["function"]["name"] for tool in site.model.requests[1].body["tools"]}
+    assert "read_file" in names and not names & {"terminal", "memory"}
+
+
 async def test_live_output_has_colours(site: Site) -> None:
     command = r"printf '\033[31mred\033[0m plain\n'; until [ -e go ]; do sleep 0.05; done"
     site.model.script = [Reply(tool_calls=[Call("terminal", {"command": command}, id="call_1")]), Reply(text="Done.")]

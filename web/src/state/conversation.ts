@@ -34,6 +34,8 @@ const tabs = "BroadcastChannel" in window ? new BroadcastChannel("hermes") : nul
 /** One conversation: its stored messages, and the runs that are followed. */
 export class Conversation {
   readonly session = signal<Session | null>(null);
+  /** What was chosen and is not saved yet. */
+  readonly changes = signal<Partial<Session>>({});
   readonly rows = signal<StoredMessage[]>([]);
   readonly total = signal(0);
   readonly views = signal<RunView[]>([]);
@@ -57,6 +59,7 @@ export class Conversation {
 
   private readonly closed = new AbortController();
   private readonly finished = new Set<string>();
+  private saving: Promise<void> = Promise.resolve();
   private loadingOlder: Promise<void> | null = null;
   private looking = false;
 
@@ -249,10 +252,23 @@ export class Conversation {
     }
   }
 
-  async update(fields: Partial<Session>): Promise<void> {
-    const answer = await patch<{ session: Session }>(`api/sessions/${encodeURIComponent(this.id)}`, fields);
-    this.session.value = answer.session;
-    void conversations.refresh();
+  /** Save changes in their order. Until they are saved they count already: the next change is made of them. */
+  update(fields: Partial<Session>): Promise<void> {
+    this.changes.value = { ...this.changes.value, ...fields };
+    const saved = this.saving.then(() => this.save(fields));
+    this.saving = saved.catch(() => undefined);
+    return saved;
+  }
+
+  private async save(fields: Partial<Session>): Promise<void> {
+    try {
+      const answer = await patch<{ session: Session }>(`api/sessions/${encodeURIComponent(this.id)}`, fields);
+      this.session.value = answer.session;
+      void conversations.refresh();
+    } finally {
+      const isNewer = ([name, value]: [string, unknown]) => fields[name as keyof Session] !== value;
+      this.changes.value = Object.fromEntries(Object.entries(this.changes.value).filter(isNewer));
+    }
   }
 
   /** Send a message; while a run is at work the server keeps it for afterwards. */
@@ -267,6 +283,7 @@ export class Conversation {
     };
     this.drafts.value = [...this.drafts.value, draft];
     try {
+      await this.saving;
       const started = await this.start(text, attached, key);
       batch(() => {
         this.drafts.value = this.drafts.value.map((other) =>

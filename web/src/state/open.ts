@@ -25,7 +25,7 @@ export type Choices = Partial<Pick<Session, "model" | "toolsets" | "workdir" | "
 const newChoices = signal<Choices>({});
 
 export function choicesOf(conversation: Conversation | null): Choices {
-  return (conversation ? conversation.session.value : newChoices.value) ?? {};
+  return conversation ? { ...conversation.session.value, ...conversation.changes.value } : newChoices.value;
 }
 
 export async function choose(conversation: Conversation | null, fields: Choices): Promise<void> {
