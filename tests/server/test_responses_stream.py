@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from hermes.agent import decisions
+from hermes.core.events import Event
 from hermes.core.spec import RunSpec
 from hermes.runs.engine import Refused
+from hermes.server.render_responses import ResponseRenderer, VisibleItems
 from hermes.server.response_record import ResponseRecord
 from support.model_server import Call, Reply, Request
 from support.waiting import until
@@ -276,6 +278,31 @@ async def test_interrupted_response_is_cancelled(start: Start, way: str) -> None
         assert (await fetch(api, response_id))["status"] == "cancelled"
         async with api.post(f"{PATH}/{response_id}/cancel") as again:
             assert (await read_json(again))["status"] == "cancelled"
+
+
+@pytest.mark.parametrize(("tool_items", "last"), [("mcp", "incomplete"), ("function", "completed")])
+def test_call_without_result_is_closed_once(tool_items: str, last: str) -> None:
+    """A call that is open when its response ends: an MCP call gets its end then, a function call has it already."""
+    sent: list[tuple[str, Json]] = []
+
+    def frame(kind: str, payload: Json) -> bytes:
+        sent.append((kind, json.loads(json.dumps(payload))))
+        return b""
+
+    template = {"id": "resp_1", "object": "response", "status": "in_progress", "output": [], "usage": None}
+    renderer = ResponseRenderer(template, VisibleItems(tool_items=tool_items), frame=frame)
+    call = {"id": "call_1", "name": "todo", "arguments": "{}"}
+    message = {"message_id": "msg_1", "text": "", "tool_calls": [call], "partial": False}
+    renderer.feed(
+        [
+            Event("run_1", "message.completed", 1, message, 1),
+            Event("run_1", "run.cancelled", 1, {"reason": "stop", "usage": {}}, 2),
+        ]
+    )
+    kinds = [kind.removeprefix("response.") for kind, _ in sent]
+    assert kinds.count("mcp_call.failed") == (tool_items == "mcp")
+    assert [payload["item"]["status"] for kind, payload in sent if kind.endswith("output_item.done")] == [last]
+    assert kinds[-1] == "incomplete" and [item["status"] for item in renderer.response["output"]] == [last]
 
 
 async def test_finished_response_cannot_be_cancelled(api: Api) -> None:
