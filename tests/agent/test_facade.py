@@ -85,7 +85,7 @@ async def offer(*tools: Any) -> dict[str, Any]:
 
 # ---- construction
 
-CALLS_MAX = 200
+CALLS_MAX = 50
 
 
 def calls_of(work: Callable[[], object]) -> int:

@@ -149,7 +149,7 @@ async def test_tool_results_are_in_order_of_calls(harness: Harness, server: Mode
     delays = random.Random(seed)
 
     async def look(_: Any, args: Json) -> Json:
-        await asyncio.sleep(delays.random() / 50)
+        await asyncio.sleep(delays.random() / 50)  # in whatever order they end
         return {"saw": args["a"]}
 
     harness.offer(tool("look", look, **reading()))
@@ -549,7 +549,7 @@ async def test_blocking_tool_runs_in_thread(harness: Harness, server: ModelServe
     def block(_: Any, __: Json) -> Json:
         where.append(threading.current_thread().name)
         asyncio.run_coroutine_threadsafe(turn(), loop)
-        assert turned.wait(3)
+        assert turned.wait(DEADLINE_S)
         return {"ok": True}
 
     async def turn() -> None:

@@ -193,7 +193,7 @@ async def test_journal_left_behind_is_kept_for_whoever_is_about_to_go_on(
     writer.text("m1", "shown ")
     await idle()
     first.log.shut()
-    assert await first.store.leases.acquire("session:s", elsewhere, 30) is not None
+    assert await first.store.leases.acquire("session:s", elsewhere, 3600) is not None
     if adopted:
         sql = "UPDATE runs SET holder = ? WHERE run_id = ?"
         first.store.blocking.engine.write(lambda tx: tx.execute(sql, (elsewhere, spec.run_id)))

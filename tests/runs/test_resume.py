@@ -363,11 +363,11 @@ async def test_resume_keeps_open_approval_answerable(harness: Harness, server: M
     orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     await orphan.say("", calls=[Call("act", {}, id="c1")])
     await orphan.start(Call("act", {}, id="c1"), "read")
-    await orphan.add(orphan.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=orphan.ts + 60))
+    await orphan.add(orphan.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=orphan.ts + 3600))
     assert await harness.engine.resume_all() == [orphan.spec.run_id]
     async for event in harness.engine.subscribe(orphan.spec.run_id, MEANWHILE):
         if event.type == "approval.requested":
-            assert (event.data["approval_id"], event.data["expires_at"]) == ("apr_1", orphan.ts + 60)
+            assert (event.data["approval_id"], event.data["expires_at"]) == ("apr_1", orphan.ts + 3600)
             answer = Control("approve", {"id": "apr_1", "choice": "once"})
             assert await harness.engine.control(orphan.spec.run_id, answer) == "applied"
     assert granted == [True]
@@ -409,7 +409,7 @@ async def test_resume_does_not_repeat_granted_approval(harness: Harness, server:
     orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     await orphan.say("", calls=[Call("act", {}, id="c1")])
     await orphan.start(Call("act", {}, id="c1"), "read")
-    await orphan.add(orphan.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=orphan.ts + 60))
+    await orphan.add(orphan.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=orphan.ts + 3600))
     await orphan.add(orphan.event("approval.resolved", approval_id="apr_1", choice="once", by="user"))
     events = await orphan.taken_up()
     assert granted == [True] and len(of(events, "approval.requested")) == 1
@@ -421,8 +421,10 @@ async def test_resume_resolves_question_of_finished_call(harness: Harness, serve
     orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     await orphan.say("", calls=[Call("act", {}, id="c1")])
     await orphan.start(Call("act", {}, id="c1"), "effect")
-    await orphan.add(orphan.event("approval.requested", approval_id="apr_1", call_id="c1.1", expires_at=orphan.ts + 60))
-    await orphan.add(orphan.event("clarify.requested", request_id="clr_1", call_id="c1.2", expires_at=orphan.ts + 60))
+    await orphan.add(
+        orphan.event("approval.requested", approval_id="apr_1", call_id="c1.1", expires_at=orphan.ts + 3600)
+    )
+    await orphan.add(orphan.event("clarify.requested", request_id="clr_1", call_id="c1.2", expires_at=orphan.ts + 3600))
     events = await orphan.taken_up()
     assert [(e["approval_id"], e["choice"], e["by"]) for e in of(events, "approval.resolved")] == [
         ("apr_1", "deny", "interrupt")
@@ -439,7 +441,7 @@ async def test_resume_applies_recorded_answer(harness: Harness, server: ModelSer
     orphan = await OrphanedRun(harness, server, toolsets=frozenset({"x"})).begin()
     await orphan.say("", calls=[Call("act", {}, id="c1")])
     await orphan.start(Call("act", {}, id="c1"), "read")
-    await orphan.add(orphan.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=orphan.ts + 60))
+    await orphan.add(orphan.event("approval.requested", approval_id="apr_1", call_id="c1", expires_at=orphan.ts + 3600))
     data = {"control_id": "x", "control": "approve", "data": {"id": "apr_1", "choice": "once"}}
     await orphan.add(orphan.event("control.received", **data, by="user", surface="http"))
     await orphan.taken_up()
@@ -625,7 +627,7 @@ async def test_resume_after_shutdown(harness: Harness, server: ModelServer) -> N
 
 async def test_resume_skips_run_with_leased_session(harness: Harness, server: ModelServer) -> None:
     orphan = await OrphanedRun(harness, server).begin()
-    token = await harness.app.store.leases.acquire(f"session:{SESSION}", "another process", 60)
+    token = await harness.app.store.leases.acquire(f"session:{SESSION}", "another process", 3600)
     assert await harness.engine.resume_all() == []
     await harness.app.store.leases.release(f"session:{SESSION}", token)
     server.script = [Reply(text="Done.")]
@@ -668,7 +670,7 @@ home, url, count = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 async def act(ctx, args):
     with count.open("a") as file:
         file.write(ctx.call_id + "\\n")
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # so that the process is sometimes killed here
     return {"ok": True}
 
 async def main():
@@ -792,8 +794,8 @@ async def test_concurrent_readers_resume_run_once(
 
 async def test_startup_removes_leases_of_dead_processes(harness: Harness) -> None:
     store, dead_holder = harness.app.store, f"{host_of(this_process())}:{2**22 + 1}:1.00"
-    await store.leases.acquire("session:of-a-dead-process", dead_holder, 60.0)
-    await store.leases.acquire("session:of-another-host", "elsewhere:1:1.00", 60.0)
+    await store.leases.acquire("session:of-a-dead-process", dead_holder, 3600.0)
+    await store.leases.acquire("session:of-another-host", "elsewhere:1:1.00", 3600.0)
     harness.app.serve()
     await until(lambda: _lease_names(harness), lambda names: names == ["session:of-another-host"])
 

@@ -166,7 +166,7 @@ async def test_fewest_running_owner_is_next_and_busy_session_waits(harness: Harn
     ]
     for at, (run_id, owner, session_id) in enumerate(rows):
         await queued(harness, RunSpec("x", run_id=run_id, owner=owner, session_id=session_id, **spec), "", 100 - at)
-    assert await leases.acquire("session:s4", OTHER, 30) is not None
+    assert await leases.acquire("session:s4", OTHER, 3600) is not None
     run_ids = [record.spec.run_id if (record := await runs.take_queued()) else None for _ in range(5)]
     assert run_ids == ["a1", "b2", "a2", "a3", None]
     assert await runs.any_queued() and await runs.queued(time.time()) == ["b1"]
@@ -194,7 +194,7 @@ async def test_unstarted_run_of_lapsed_replica_is_resumed(harness: Harness, serv
     await engine.become_replica(away(), 2)
     spec = harness.spec(server, "Hello.", persist=True, session_id="s")
     await queued(harness, spec, OTHER)
-    token = await harness.app.store.leases.acquire(process_lease(OTHER), OTHER, 30)
+    token = await harness.app.store.leases.acquire(process_lease(OTHER), OTHER, 3600)
     assert token is not None
     assert await engine.resume_all() == [] and spec.run_id not in engine.by_id
     await harness.app.store.leases.release(process_lease(OTHER), token)
