@@ -20,6 +20,7 @@ from hermes.core.home import Home, write_private
 from hermes.server.status import local_url
 from hermes.store.sessions import SessionDB
 from support.model_server import ModelServer, Reply
+from support.ports import refusing_port
 from support.preloaded import HermesProcess
 from support.server_thread import serving
 
@@ -116,6 +117,13 @@ class Cli:
     def model_messages(self, at: int = -1) -> list[tuple[str, str]]:
         """Role and text of the messages of a model request, without the system prompt."""
         return [(turn.role, turn.text) for turn in self.model.requests[at].turns if turn.role != "system"]
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port at which nobody listens."""
+    with refusing_port() as port:
+        yield port
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.preloaded import HermesProcess
+from support.waiting import until_blocking
 
 _SEQUENCE = re.compile(r"\x1b(?:\[([?0-9;]*)([A-Za-z@])|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Z0-9]|[=>78])")
 _SURELY_S = 120.0
@@ -131,6 +132,10 @@ class Terminal:
             assert time.monotonic() < end, f"not on the screen: {wanted}\n{self}"
             assert self._take() or self.process.poll() is None, f"it has ended without {wanted}\n{self}"
         return str(self)
+
+    def until_silent(self) -> None:
+        """Wait until the program shows nothing of what is typed; what asks in secret throws away what came before."""
+        until_blocking(lambda: not termios.tcgetattr(self._fd)[3] & termios.ECHO)
 
     def _take(self) -> bool:
         """Read available output; False if there was none."""

@@ -351,11 +351,11 @@ async def test_cancel_stops_streamed_answer_and_keeps_it(cli: Cli) -> None:
 
 
 async def test_cancel_right_behind_prompt(cli: Cli) -> None:
-    cli.script(Reply(text="slow", delay_s=30))
+    cli.script(Reply(text="slow", delay_s=600))
     async with editing(cli) as editor:
         session_id = await new_session(editor, cli)
         asking = asyncio.create_task(prompt(editor, session_id, "go"))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it is written
         await editor.agent.cancel(session_id=session_id)
         assert (await asking).stop_reason == "cancelled"
 
@@ -363,7 +363,12 @@ async def test_cancel_right_behind_prompt(cli: Cli) -> None:
 async def test_sessions_run_at_the_same_time(cli: Cli) -> None:
     other = cli.folder / "other"
     other.mkdir()
-    cli.script(*(Reply(text=["one ", "two"], gap_s=0.2) for _ in range(2)))
+
+    async def answer(_: Any) -> Reply:
+        await cli.model.until(lambda: len(cli.model.requests) == 2)
+        return Reply(text=["one ", "two"])
+
+    cli.model.handler = answer
     async with editing(cli) as editor:
         first = await new_session(editor, cli)
         second = (await editor.agent.new_session(cwd=str(other), mcp_servers=[])).session_id
@@ -432,8 +437,8 @@ async def test_server_of_another_home(elsewhere: Cli) -> None:
     assert stderr_of(elsewhere) == ""
 
 
-async def test_server_that_is_not_there(elsewhere: Cli) -> None:
-    async with editing(elsewhere, "--server", "http://127.0.0.1:9") as editor:
+async def test_server_that_is_not_there(elsewhere: Cli, closed_port: int) -> None:
+    async with editing(elsewhere, "--server", f"http://127.0.0.1:{closed_port}") as editor:
         await editor.initialize()
         with pytest.raises(RequestError, match="does not answer"):
             await editor.agent.new_session(cwd=str(elsewhere.folder), mcp_servers=[])

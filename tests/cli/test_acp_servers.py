@@ -17,6 +17,7 @@ from acp.schema import EnvVariable, HttpHeader, HttpMcpServer, McpServerStdio, S
 from hermes.core.home import Home
 from hermes.server.status import local_url
 from support.model_server import Call, Reply
+from support.waiting import until
 from tools.test_mcp import SERVERS, website
 
 from .acp_client import WAIT_S, Editor, editing, started, stderr_of
@@ -118,9 +119,7 @@ async def test_program_ends_with_its_session(cli: Cli) -> None:
         await prompt(editor, session_id)
         [started] = programs(cli, editor)
         await editor.agent.close_session(session_id=session_id)
-        async with asyncio.timeout(WAIT_S):
-            while os.path.exists(f"/proc/{started}"):
-                await asyncio.sleep(0.05)
+        await until(lambda: not os.path.exists(f"/proc/{started}"))
         assert editor.process.poll() is None
 
 
@@ -200,13 +199,13 @@ async def test_turn_with_servers_runs_here_beside_server_of_this_home(cli: Cli) 
     assert '"total": 4' in cli.model_messages(1)[-1][1]
 
 
-async def test_servers_as_zed_sends_them(cli: Cli) -> None:
+async def test_servers_as_zed_sends_them(cli: Cli, closed_port: int) -> None:
     """A program has no type, a variable is an object with name and value, and an address has a type."""
     cli.script(Reply(tool_calls=[Call("mcp_context7_add", {"a": 3, "b": 4})]), Reply(text="Seven."))
     args = [str(SERVERS / "plain.py"), "stdio"]
     servers = [
         {"name": "Context7", "command": sys.executable, "args": args, "env": [{"name": "MODE", "value": "quiet"}]},
-        {"type": "http", "name": "gone", "url": "http://127.0.0.1:9/mcp", "headers": []},
+        {"type": "http", "name": "gone", "url": f"http://127.0.0.1:{closed_port}/mcp", "headers": []},
     ]
     async with started(cli) as (reader, writer, _):
         lines = Lines(reader, writer)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from hermes.runs import engine
 from hermes.store.stores import open_store
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving
+from support.waiting import DEADLINE_S, until_blocking
 
 from .shell import Hermes
 
@@ -169,10 +169,10 @@ def test_cron_run_of_running_job_and_ctrl_c(home: Home, hermes: Hermes) -> None:
             env={**os.environ, "HERMES_HOME": str(home.path)},
         )
         try:
-            wait_for(lambda: bool(server.requests) or process.poll() is not None)
+            until_blocking(lambda: bool(server.requests) or process.poll() is not None)
             assert hermes("cron", "run", job_id).code == 4
             process.send_signal(signal.SIGINT)
-            out, _ = process.communicate(timeout=30)
+            out, _ = process.communicate(timeout=DEADLINE_S)
         finally:
             process.kill()
     assert process.returncode == 130
@@ -200,13 +200,6 @@ def test_cron_run_after_abandoned_run(home: Home, hermes: Hermes) -> None:
             store.runs.create(RunSpec("hi", "cron_old", run_id="run_old", kind="job", job_id=job_id))
             store.jobs.update(job_id, last_run_id="run_old", last_status="running")
         assert hermes("cron", "run", job_id).code == 0
-
-
-def wait_for(happened: Any, seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_cron_run_continues_named_session(home: Home, hermes: Hermes, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import yaml
 from hermes.store.stores import Store
 from support.gateway import Gateway, serving
 from support.model_server import Call, ModelServer, Reply, Request
+from support.waiting import until
 
 pytest.importorskip("mcp")
 from mcp import Client
@@ -34,7 +35,6 @@ async def _answer(request: Request) -> Reply:
     text = request.turns[-1].text
     if text == "wait":
         await asyncio.Event().wait()
-    await asyncio.sleep(0.1)
     return Reply(text=f"You said {text}.")
 
 
@@ -63,12 +63,6 @@ async def host(
     reading = {"read_timeout_seconds": SURELY_S, "elicitation_callback": elicit}
     async with Client(stdio_client(started), mode=mode, **reading) as client:
         yield client
-
-
-async def until(look: Callable[[], Awaitable[Any]]) -> None:
-    async with asyncio.timeout(SURELY_S):
-        while not await look():
-            await asyncio.sleep(0.05)
 
 
 async def use(client: Client, model: ModelServer) -> None:
@@ -142,10 +136,7 @@ async def test_serve_stops_turns_when_it_ends(tmp_path: Path, model: ModelServer
     process.stdin.write(_line("notifications/initialized"))
     process.stdin.write(_line("tools/call", 2, name="ask", arguments={"message": "wait"}))
 
-    async def is_asked() -> bool:
-        return bool(model.requests)
-
-    await until(is_asked)
+    await model.until(lambda: bool(model.requests))
     if end is None:
         process.stdin.close()
     else:
@@ -220,10 +211,11 @@ async def test_approvals_and_questions_are_elicited_from_host(
     assert requests[1]["requestedSchema"]["properties"]["answer"]["enum"] == ["red", "blue"]
 
 
-@pytest.mark.parametrize("args", [(), ("--server", "http://127.0.0.1:1")])
+@pytest.mark.parametrize("at_server", [False, True])
 async def test_lines_that_are_no_message_are_answered(
-    tmp_path: Path, model: ModelServer, args: tuple[str, ...]
+    tmp_path: Path, model: ModelServer, at_server: bool, closed_port: int
 ) -> None:
+    args = ("--server", f"http://127.0.0.1:{closed_port}") if at_server else ()
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(_settings(model)))
     env = {**os.environ, "HERMES_HOME": str(tmp_path)}
     pipe = asyncio.subprocess.PIPE

@@ -136,7 +136,7 @@ def test_home_of_the_target_file_is_refused_while_served(filled_home: Home, herm
     ("args", "code", "message"),
     [
         (["--to", "mysql://u:pa55-never-shown@h/db"], 78, "no store of the kind 'mysql'"),
-        (["--to", "postgresql://u:pa55-never-shown@127.0.0.1:1/db"], 69, "out of reach"),
+        (["--to", "postgresql://u:pa55-never-shown@127.0.0.1:CLOSED/db"], 69, "out of reach"),
         (["--to", "postgresql://u:pa55-never@shown@127.0.0.1:1/db"], 78, "address of PostgreSQL is not valid"),
         (["--to", "password=pa55-never-shown host=h"], 78, "not an address"),
         (["--to", "postgresql:///"], 78, "storage.url"),
@@ -147,8 +147,10 @@ def test_home_of_the_target_file_is_refused_while_served(filled_home: Home, herm
         ([], 2, "--to"),
     ],
 )
-def test_wrong_addresses(filled_home: Home, hermes: Hermes, args: list[str], code: int, message: str) -> None:
-    result = hermes("migrate", *args)
+def test_wrong_addresses(
+    filled_home: Home, hermes: Hermes, closed_port: int, args: list[str], code: int, message: str
+) -> None:
+    result = hermes("migrate", *(word.replace("CLOSED", str(closed_port)) for word in args))
     assert result.code == code, result.err
     assert message in result.err
     assert "pa55" not in result.err and "Traceback" not in result.err

@@ -7,7 +7,6 @@ import pty
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -22,6 +21,7 @@ from hermes.store.sessions import SessionDB
 from local.conftest import tiny_model
 from support.model_server import ModelServer, Reply
 from support.server_thread import serving
+from support.waiting import DEADLINE_S, until_blocking
 
 from .conftest import HERMES
 from .shell import Hermes
@@ -217,7 +217,7 @@ def test_setup_asks_for_missing_key_without_echo(home: Home, server: ModelServer
     os.close(theirs)
     screen = typed(ours, "Which", "groq m\n") + typed(ours, "Key for groq", f"{SECRET}\n")
     screen += typed(ours, "Written:", "")
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=DEADLINE_S) == 0
     os.close(ours)
     assert SECRET not in screen and SECRET in str(server.requests[0].headers)
     assert SECRET in home.env_file.read_text() and SECRET not in home.config_file.read_text()
@@ -229,8 +229,8 @@ def typed(terminal: int, question: str, answer: str) -> str:
     while question.encode() not in data:
         data += os.read(terminal, 4096)
     # What asks in secret throws away what was typed before it asked: wait until it has turned the echo off.
-    while question.startswith("Key") and termios.tcgetattr(terminal)[3] & termios.ECHO:
-        time.sleep(0.01)
+    if question.startswith("Key"):
+        until_blocking(lambda: not termios.tcgetattr(terminal)[3] & termios.ECHO)
     os.write(terminal, answer.encode())
     return data.decode("utf-8", "replace")
 
@@ -309,7 +309,7 @@ def at_terminal(home: Home, tmp_path: Path) -> Iterator[Callable[..., Terminal]]
 
 
 def test_setup_asks_again_after_unusable_answers(
-    home: Home, server: ModelServer, at_terminal: Callable[..., Terminal]
+    home: Home, server: ModelServer, at_terminal: Callable[..., Terminal], closed_port: int
 ) -> None:
     terminal = at_terminal()
     for answer, complaint in (
@@ -317,7 +317,7 @@ def test_setup_asks_again_after_unusable_answers(
         ("htp://127.0.0.1", "is no address"),
         ("127.0.0.1:8080/v1", "Did you mean http://127.0.0.1:8080/v1?"),
         (server.url, f"Did you mean {server.url}/v1?"),
-        ("http://127.0.0.1:1/v1", "http://127.0.0.1:1/v1 cannot be reached"),
+        (f"http://127.0.0.1:{closed_port}/v1", f"http://127.0.0.1:{closed_port}/v1 cannot be reached"),
         ("/no/such.gguf", "cannot be read"),
         ("one two three", "more than a route and a model"),
     ):
@@ -408,7 +408,7 @@ def test_setup_asks_for_refused_key(home: Home, at_terminal: Callable[..., Termi
         terminal.until("Which [")
         terminal.send(f"{server.url}/v1")
         terminal.until("Its key")
-        time.sleep(0.2)  # what asks in secret throws away what was typed before it asked
+        terminal.until_silent()
         terminal.send(SECRET)
         assert terminal.wait() == 0
         assert server.requests[0].key == SECRET

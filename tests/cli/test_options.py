@@ -224,13 +224,14 @@ def test_no_save_is_refused_with_a_server(cli: Cli) -> None:
     assert refused.returncode == 2 and "--no-save" in refused.stderr
 
 
-def test_refused_connection_is_named_by_its_address(cli: Cli) -> None:
-    failed = cli.run("--server", "http://127.0.0.1:9", "-z", "hi")
-    assert failed.returncode == 69 and "http://127.0.0.1:9" in failed.stderr and "refused" in failed.stderr
-    assert cli.run("config", "set", "model.base_url", "http://127.0.0.1:9/v1").returncode == 0
+def test_refused_connection_is_named_by_its_address(cli: Cli, closed_port: int) -> None:
+    address = f"127.0.0.1:{closed_port}"
+    failed = cli.run("--server", f"http://{address}", "-z", "hi")
+    assert failed.returncode == 69 and f"http://{address}" in failed.stderr and "refused" in failed.stderr
+    assert cli.run("config", "set", "model.base_url", f"http://{address}/v1").returncode == 0
     failed = cli.run("-z", "hi")
-    assert failed.returncode == 1 and "127.0.0.1:9: Connection refused; trying again\n" in failed.stderr
-    assert "could not be reached. 127.0.0.1:9: Connection refused" in failed.stderr
+    assert failed.returncode == 1 and f"{address}: Connection refused; trying again\n" in failed.stderr
+    assert f"could not be reached. {address}: Connection refused" in failed.stderr
 
 
 def test_missing_sandbox_is_reported_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +327,7 @@ def test_broken_pipe_is_quiet(cli: Cli) -> None:
     process = cli.start("config", "show")
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
-    assert (process.stderr.read(), process.wait(timeout=30)) == ("", 0)
+    assert (process.stderr.read(), process.wait(timeout=60)) == ("", 0)
     process.stdout = None
 
 

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
@@ -23,18 +22,11 @@ from hermes.store.stores import Store
 from support.model_server import Call, ModelServer, Reply
 from support.preloaded import HermesProcess
 from support.server_thread import serving
+from support.waiting import DEADLINE_S, until_blocking
 
 from .shell import Hermes
 
 QUIET = "auxiliary: {title_generation: {enabled: false}}\n"
-
-
-def wait_for(happened: Callable[[], Any], seconds: float = 120.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (result := happened()):
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-    return result
 
 
 @contextmanager
@@ -49,7 +41,7 @@ def started_gateway(home: Home, model: ModelServer, more: str = "") -> Iterator[
     assert match
 
     def submit(text: str) -> str:
-        connection = HTTPConnection(urlsplit(match[1]).netloc, timeout=30)
+        connection = HTTPConnection(urlsplit(match[1]).netloc, timeout=DEADLINE_S)
         body = json.dumps({"input": text, "session_id": "talk"})
         connection.request("POST", "/v1/runs", body, {"Content-Type": "application/json"})
         with closing(connection):
@@ -166,7 +158,7 @@ def test_runs_approve_and_deny(args: list[str], is_remembered: bool, home: Home,
     script = (Reply(tool_calls=[remember()]), Reply(text="Done.", continues=False))
     with serving(*script) as model, started_gateway(home, model, "memory: {write_approval: true}\n") as submit:
         run_id = submit("remember it")
-        wait_for(lambda: status(hermes, run_id) == "waiting_for_approval")
+        until_blocking(lambda: status(hermes, run_id) == "waiting_for_approval")
         assert hermes("runs", "deny", run_id, " ").code == 2
         completed = hermes("runs", args[0], run_id, *args[1:], "--json")
         assert (completed.code, completed.json["result"]) == (0, "applied")
@@ -182,23 +174,23 @@ def test_runs_answer_clarify(home: Home, hermes: Hermes) -> None:
     script = (Reply(tool_calls=[Call("clarify", {"question": "Which one?"})]), Reply(text="Done.", continues=False))
     with serving(*script) as model, started_gateway(home, model) as submit:
         run_id = submit("do it")
-        wait_for(lambda: status(hermes, run_id) == "waiting_for_input")
+        until_blocking(lambda: status(hermes, run_id) == "waiting_for_input")
         assert "Which one?" in hermes("runs", "show", run_id).out
         assert hermes("runs", "answer", run_id, "The red one.").code == 0
-        wait_for(lambda: status(hermes, run_id) == "completed")
+        until_blocking(lambda: status(hermes, run_id) == "completed")
         assert "The red one." in json.dumps([turn.text for turn in model.requests[1].turns])
 
 
 def test_runs_tail_steer_and_stop(home: Home, hermes: Hermes) -> None:
     with serving(Reply(text="Begun and never ended", stall_at=300)) as model, started_gateway(home, model) as submit:
         run_id = submit("begin")
-        wait_for(lambda: status(hermes, run_id) == "running")
+        until_blocking(lambda: status(hermes, run_id) == "running")
         tail = subprocess.Popen(
             [sys.executable, "-m", "hermes", "runs", "tail", run_id, "--json"], stdout=subprocess.PIPE, text=True
         )
         assert hermes("runs", "steer", run_id, "Hurry.", "--json").json["result"] == "applied"
         assert hermes("runs", "stop", run_id, "--json").json["result"] == "applied"
-        out, _ = tail.communicate(timeout=30)
+        out, _ = tail.communicate(timeout=DEADLINE_S)
     events = json.loads(out)["events"]
     assert tail.returncode == 1 and events[-1]["type"] == "run.cancelled"
     assert [event["control"] for event in events if event["type"] == "control.received"] == ["steer", "interrupt"]

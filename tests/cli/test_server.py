@@ -24,7 +24,7 @@ def submitted(cli: Cli, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """What a server says to a run that is asked for."""
     state = read_runtime_status(Home(cli.home))
     assert state is not None
-    connection = HTTPConnection("127.0.0.1", state["port"], timeout=20)
+    connection = HTTPConnection("127.0.0.1", state["port"], timeout=60)
     connection.request("POST", "/v1/runs", json.dumps({"input": "hi", **body}), {"Content-Type": "application/json"})
     answer = connection.getresponse()
     document = json.loads(answer.read())
@@ -133,10 +133,10 @@ def test_oneshot_at_a_server(elsewhere: Cli) -> None:
     assert [role for role, _ in elsewhere.messages()] == ["user", "assistant"] * 2
 
 
-def test_wrong_key_and_missing_server_are_reported(elsewhere: Cli) -> None:
+def test_wrong_key_and_missing_server_are_reported(elsewhere: Cli, closed_port: int) -> None:
     result = elsewhere.run(*elsewhere.options, "-z", "hi", HERMES_API_KEY="wrong")
     assert result.returncode == 1 and "refuses the key" in result.stderr and "HERMES_API_KEY" in result.stderr
-    result = elsewhere.run("--server", "http://127.0.0.1:9", "-z", "hi")
+    result = elsewhere.run("--server", f"http://127.0.0.1:{closed_port}", "-z", "hi")
     assert result.returncode == 69 and result.stderr.count("does not answer") == 1
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from hermes.core import threads as threads_module
 from hermes.core.threads import Threads
+from support.waiting import DEADLINE_S, idle, until
 
 Pool = Callable[[int], Threads]
 
@@ -30,12 +31,6 @@ async def pool() -> AsyncIterator[Pool]:
     yield make
     for threads in pools:
         threads.close()
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not happened():
-            await asyncio.sleep(0)
 
 
 class Together:
@@ -71,7 +66,7 @@ async def test_thread_exception_reaches_caller(pool: Pool, error: Exception) -> 
 
     threads = pool(1)
     with pytest.raises((type(error), RuntimeError)) as raised:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(DEADLINE_S):
             await threads.call(fail)
     assert error in (raised.value, raised.value.__cause__)
     assert await threads.call(lambda: "still there") == "still there"
@@ -94,7 +89,7 @@ async def test_queued_calls_run_in_order(pool: Pool) -> None:
     threads, gate, order = pool(1), threading.Event(), list[int]()
     calls = [asyncio.ensure_future(threads.call(gate.wait))]
     calls += [asyncio.ensure_future(threads.call(partial(order.append, n))) for n in range(5)]
-    await asyncio.sleep(0)
+    await until(lambda: threads._idle == 0)  # the first has its thread
     assert order == []
     gate.set()
     await asyncio.gather(*calls)
@@ -111,7 +106,9 @@ async def test_concurrent_calls_get_a_thread_each(pool: Pool) -> None:
     threads, meeting = pool(4), threading.Barrier(3)
     await threads.call(lambda: None)
     await until(lambda: threads._idle == 1)
-    results = await asyncio.gather(*(threads.call(lambda: meeting.wait(1)) for _ in range(3)), return_exceptions=True)
+    results = await asyncio.gather(
+        *(threads.call(lambda: meeting.wait(DEADLINE_S)) for _ in range(3)), return_exceptions=True
+    )
     assert sorted(r for r in results if isinstance(r, int)) == [0, 1, 2]
 
 
@@ -120,14 +117,14 @@ async def test_abandoned_thread_is_replaced_and_late_result_dropped(pool: Pool) 
 
     def stubborn() -> str:
         started.set()
-        gate.wait(5)
+        gate.wait(DEADLINE_S)
         return "late"
 
     job = threads.submit(stubborn)
     await until(started.is_set)
     job.future.cancel()
     job.abandon()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(DEADLINE_S):
         assert await threads.call(lambda: "next") == "next"
     assert threads.abandoned == 1
     gate.set()
@@ -140,7 +137,7 @@ async def test_returning_abandoned_thread_does_not_grow_pool(pool: Pool) -> None
 
     def stubborn() -> None:
         started.set()
-        gate.wait(5)
+        gate.wait(DEADLINE_S)
 
     job = threads.submit(stubborn)
     await until(started.is_set)
@@ -156,9 +153,9 @@ async def test_returning_abandoned_thread_does_not_grow_pool(pool: Pool) -> None
 
 async def test_cancelled_queued_call_never_runs(pool: Pool) -> None:
     threads, gate, results = pool(1), threading.Event(), list[str]()
-    busy = asyncio.ensure_future(threads.call(lambda: gate.wait(5)))
+    busy = asyncio.ensure_future(threads.call(lambda: gate.wait(DEADLINE_S)))
     waiting = asyncio.ensure_future(threads.call(lambda: results.append("an effect")))
-    await asyncio.sleep(0)
+    await idle()
     waiting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await waiting
@@ -190,7 +187,7 @@ class Hesitant:
             return self._jobs.get(block, timeout)
         except queue.Empty:
             self.leaving.set()
-            self.go.wait(5)
+            self.go.wait(DEADLINE_S)
             raise
 
 
@@ -207,9 +204,8 @@ def hesitant(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hesitant]]:
 async def test_job_submitted_while_last_idle_thread_leaves_is_run(hesitant: type[Hesitant]) -> None:
     pool = Threads(4)
     assert await pool.call(lambda: 1) == 1
-    async with asyncio.timeout(2):
-        while not hesitant.leaving.is_set():
-            await asyncio.sleep(0.005)
+    await until(hesitant.leaving.is_set)
+    async with asyncio.timeout(DEADLINE_S):
         job = pool.submit(lambda: 2)
         hesitant.go.set()
         assert await job.future == 2
@@ -219,9 +215,8 @@ async def test_job_submitted_while_last_idle_thread_leaves_is_run(hesitant: type
 async def test_full_pool_of_leaving_threads_runs_every_job(hesitant: type[Hesitant]) -> None:
     pool = Threads(1)
     assert await pool.call(lambda: 1) == 1
-    async with asyncio.timeout(2):
-        while not hesitant.leaving.is_set():
-            await asyncio.sleep(0.005)
+    await until(hesitant.leaving.is_set)
+    async with asyncio.timeout(DEADLINE_S):
         jobs = [pool.submit(lambda n=n: n) for n in range(3)]
         hesitant.go.set()
         assert [await job.future for job in jobs] == [0, 1, 2]

@@ -19,6 +19,7 @@ from hermes.core.home import Home
 from hermes.core.spec import Control
 from local.conftest import of, text, turn
 from support.model_server import ModelServer, Reply
+from support.waiting import until
 
 Start = Callable[..., App]
 LONG = "Write a long story about a ship."
@@ -43,9 +44,7 @@ def worker(home: Home) -> int:
 
 
 async def workers_ended(home: Home) -> None:
-    async with asyncio.timeout(20):
-        while workers(home):
-            await asyncio.sleep(0.02)
+    await until(lambda: not workers(home))
 
 
 async def test_worker_is_loaded_on_first_request_and_streams(started: Start, home: Home) -> None:
@@ -84,9 +83,7 @@ async def test_local_sessions_are_titled_without_model_call(started: Start) -> N
 async def test_server_warms_up_prompt_cache(started: Start, home: Home) -> None:
     app = started("local: {context: 4096}\n")
     app.serve()
-    async with asyncio.timeout(300):
-        while app.engine.active or not workers(home):
-            await asyncio.sleep(0.02)
+    await until(lambda: workers(home) and not app.engine.active, seconds=300)
     events = await turn(app, "hello", toolsets=None, max_output_tokens=2, source="api_server")
     assert of(events, "notice") == []
     [usage] = of(events, "usage")
@@ -195,7 +192,7 @@ async def test_worker_ends_with_its_owner(started: Start, home: Home) -> None:
 
 @pytest.mark.long
 async def test_idle_worker_unloads_and_wakes(started: Start, home: Home) -> None:
-    app = started("local: {context: 2048, idle_unload_seconds: 1}\n")
+    app = started("local: {context: 2048, idle_unload_seconds: 5}\n")
     await turn(app, "Hi", max_output_tokens=2)
     pid = worker(home)
 
@@ -203,9 +200,7 @@ async def test_idle_worker_unloads_and_wakes(started: Start, home: Home) -> None
         return ".gguf" in Path(f"/proc/{pid}/maps").read_text()
 
     assert mapped()
-    async with asyncio.timeout(30):
-        while mapped():
-            await asyncio.sleep(0.05)
+    await until(lambda: not mapped())
     assert text(await turn(app, "Hi", max_output_tokens=2)) and worker(home) == pid
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import tempfile
 from pathlib import Path
 
@@ -10,9 +11,16 @@ from hermes.sandbox import bubblewrap
 from hermes.sandbox.mounts import Place
 
 
-async def output(sandbox: bubblewrap.Bubblewrap, script: str, seconds: float | None = None) -> str:
+async def output(
+    sandbox: bubblewrap.Bubblewrap, script: str, seconds: float | None = None, end: str = "nothing ends it"
+) -> str:
+    text = ""
     async with await sandbox.spawn(["/bin/sh", "-c", script], seconds=seconds) as process:
-        return b"".join([chunk async for chunk in process.chunks()]).decode()
+        async for chunk in process.chunks():
+            text += chunk.decode()
+            if end in text:
+                process.kill()
+    return text
 
 
 async def main(folder: Path) -> None:
@@ -24,14 +32,15 @@ async def main(folder: Path) -> None:
     sandbox = bubblewrap.Bubblewrap(place)
     wrote = (await output(sandbox, "echo 1 > made; cat made")).strip()
     secret_bytes = (await output(sandbox, f"cat {home.path}/.env 2>/dev/null | wc -l")).strip()
-    storm = await output(sandbox, "storm() { storm | storm & }; storm; sleep 0.5; ulimit -a")
+    storm = await output(sandbox, "storm() { storm | storm & }; storm; while :; do sleep 0.1; done", end="fork")
     refused = (await output(sandbox, "touch /usr/x 2>/dev/null || echo refused")).strip()
     print(wrote, secret_bytes, "fork" in storm, refused)
-    await output(sandbox, "setsid sleep 98765 & setsid sleep 98765 & sleep 98765", seconds=0.3)
+    mark = str(10_000_000 + os.getpid())
+    await output(sandbox, f"setsid sleep {mark} & setsid sleep {mark} & sleep {mark}", seconds=0.3)
     leftover = 0
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            leftover += path.read_bytes() == b"sleep\x0098765\0"
+            leftover += path.read_bytes() == f"sleep\0{mark}\0".encode()
     print(leftover or "gone")
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from hermes.sandbox import cgroup
 from hermes.sandbox.cgroup import Group
+from support.waiting import DEADLINE_S, until_blocking
 
 
 @pytest.fixture
@@ -20,34 +22,49 @@ def group() -> Iterator[Group]:
     if group is None:
         pytest.skip("control groups cannot be written here")
     yield group
-    until = time.monotonic() + 10
-    while not group.remove():  # the last process leaves it a moment after it has ended
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until_blocking(group.remove)  # the last process leaves it a moment after it has ended
 
 
-def said_in(group: Group, script: str) -> str:
-    """What a shell script says that waits until it is in the group."""
+@contextmanager
+def running_in(group: Group, script: str) -> Iterator[subprocess.Popen[str]]:
+    """A shell script that waits until it is in the group; afterwards all of it is killed."""
     argv = ["/bin/sh", "-c", f"read go; {script}"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
-        group.add(process.pid)
-        return process.communicate("\n")[0]
+    with subprocess.Popen(
+        argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            group.add(process.pid)
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
 
 
 def test_memory_limit_is_shared_by_all_processes(group: Group) -> None:
     if "memory" not in group.bounds:
         pytest.skip("no memory controller")
-    half = "python3 -c 'x = bytearray(40 << 20); import time; time.sleep(1)'"
-    assert said_in(group, f"{half}; echo $?").splitlines()[-1] == "0"
-    output = said_in(group, f"({half}; echo one $?) & ({half}; echo two $?) & wait")
-    assert "137" in output
+    half = "exec python3 -c 'x = bytearray(40 << 20); print(len(x), flush=True); input()'"
+    with running_in(group, half) as one:
+        assert said(one)
+        with running_in(group, half) as two:
+            killed = one if said(two) else two
+            assert killed.wait(DEADLINE_S) == -signal.SIGKILL
 
 
 def test_process_limit(group: Group) -> None:
     if "pids" not in group.bounds:
         pytest.skip("no pids controller")
-    assert "fork" in said_in(group, "for i in $(seq 40); do sleep 5 & done; kill $(jobs -p)")
+    with running_in(group, "for i in $(seq 40); do sleep 600 & done; echo all") as process:
+        assert "fork" in said(process)
 
 
 def test_cpu_quota_is_set(group: Group) -> None:

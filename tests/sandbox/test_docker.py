@@ -15,6 +15,7 @@ from hermes.sandbox import docker
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.docker import Docker
 from hermes.sandbox.mounts import Place
+from support.waiting import until
 
 from .conftest import sh
 
@@ -133,9 +134,7 @@ async def test_idle_container_is_removed(fake_docker: Path, place: Place, monkey
     monkeypatch.setattr(docker.limits, "CONTAINER_IDLE_S_MAX", 0.0)
     sandbox = Docker(place, "image", "s1")
     await sh(sandbox, "true")
-    async with asyncio.timeout(60):
-        while containers(fake_docker):
-            await asyncio.sleep(0.01)
+    await until(lambda: not containers(fake_docker))
     assert (await sh(sandbox, "echo again")).output == "again\n"
     await sandbox.stop()
 

@@ -13,9 +13,9 @@ import pytest
 from hermes.sandbox import quota as quota_module
 from hermes.sandbox.base import SandboxError
 from hermes.sandbox.quota import DiskQuota, disk_use, trim_spills, write_spill
+from support.waiting import DEADLINE_S, until
 
 MB = 1024**2
-SURELY_S = 20.0
 
 
 def fill(path: Path, megabytes: int) -> None:
@@ -37,9 +37,7 @@ class Watched:
     async def end(self) -> None:
         """The command ends, and the last look is over."""
         self.quota.ended(self)
-        async with asyncio.timeout(SURELY_S):
-            while self.quota._watcher is not None:
-                await asyncio.sleep(0.01)
+        await until(lambda: self.quota._watcher is None)
 
 
 @pytest.fixture
@@ -60,7 +58,7 @@ async def test_command_over_disk_quota_is_stopped(watched: Watched, tmp_path: Pa
     await watched.quota.check()
     watched.start()
     fill(tmp_path / folder / "deep" / "file", 25)
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         reason = await watched.stopped
     assert "its quota is 20 MB" in reason
     await watched.end()
@@ -87,7 +85,7 @@ async def test_full_disk_stops_commands(watched: Watched, monkeypatch: pytest.Mo
     stats = namedtuple("stats", "f_bavail f_frsize")
     monkeypatch.setattr(os, "statvfs", lambda _: stats(100 * MB, 1))
     watched.start()
-    async with asyncio.timeout(SURELY_S):
+    async with asyncio.timeout(DEADLINE_S):
         assert "only 100 MB left" in await watched.stopped
 
 

@@ -26,6 +26,7 @@ from hermes.store.sessions import SessionDB
 from hermes.store.sqlite import connections
 from hermes.store.sqlite import engine as engine_module
 from hermes.store.stores import Async, open_store, store_at
+from support.waiting import idle, until_blocking
 
 from .tools import PATIENCE_S, Turn, at_once, contents, look, mode, raw, run, side, texts, umask, url
 
@@ -776,7 +777,7 @@ async def test_quick_reads_do_not_wait_for_slow_reads(path: Path) -> None:
             asyncio.create_task(store.engine.read_soon(lambda _: release.wait(PATIENCE_S), slow=True))
             for _ in range(40)
         ]
-        await asyncio.sleep(0)  # all of them have been handed over
+        await idle()  # all of them have been handed over
         try:
             async with asyncio.timeout(PATIENCE_S):
                 assert (await async_class.sessions.get_session("s"))["id"] == "s"
@@ -791,7 +792,7 @@ async def test_slow_reads_do_not_wait_for_quick_reads(path: Path) -> None:
     release = threading.Event()
     with contextlib.closing(open_store(url(path), read_threads=1)) as store:
         quick = [asyncio.create_task(store.engine.read_soon(lambda _: release.wait(PATIENCE_S))) for _ in range(4)]
-        await asyncio.sleep(0)
+        await idle()
         try:
             async with asyncio.timeout(PATIENCE_S):
                 assert await Async(store).sessions.search_messages("hi") == []
@@ -806,7 +807,7 @@ async def test_reads_do_not_wait_behind_blocked_writers(store: Any, path: Path) 
     async with asyncio.timeout(PATIENCE_S):
         with locked(path) as release:
             tasks = [asyncio.create_task(async_class.sessions.delete_session(f"x{n}")) for n in range(20)]
-            await asyncio.sleep(0)
+            await idle()
             assert (await async_class.sessions.get_session("s"))["id"] == "s"
             release()
             await asyncio.gather(*tasks)
@@ -882,7 +883,7 @@ def test_garbage_collected_store_does_not_hang(tmp_path: Path) -> None:
     """
     lines = "\n".join(line.removeprefix("        ") for line in program.splitlines())
     result = subprocess.run(
-        [sys.executable, "-c", lines, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", lines, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert result.stdout == "done\n", result.stderr
 
@@ -900,7 +901,7 @@ async def test_async_read_of_closed_store_raises(tmp_path: Path) -> None:
         await asyncio.gather(*(store.sessions.get_session("a") for _ in range(4)))
         store.close()
         with pytest.raises(StoreError, match="closed"):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await store.sessions.get_session("a")
 
 
@@ -908,7 +909,7 @@ async def test_stop_iteration_in_transaction_does_not_hang_writers(tmp_path: Pat
     store = Async(open_store(f"sqlite://{tmp_path}/state.db"))
     await store.sessions.create_session("s", "cli")
     odd = store.transaction(lambda: next(iter(())))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         results = await asyncio.gather(
             odd, *(store.sessions.append_message("s", "user", "x") for _ in range(5)), return_exceptions=True
         )
@@ -920,9 +921,20 @@ def test_busy_timeout_is_waited_once_for_whole_group(tmp_path: Path, monkeypatch
     monkeypatch.setattr(limits, "BUSY_S_MAX", 0.3)
     db = SessionDB(tmp_path / "state.db")
     db.create_session("s", "cli")
-    tries: list[int] = []
-    patiently = connections.patiently
-    monkeypatch.setattr(engine_module, "patiently", lambda *args: tries.append(1) or patiently(*args))
+    tries, asked = list[int](), list[int]()
+    patiently, submit = connections.patiently, type(db.engine)._submit
+
+    def counted(*args: Any) -> Any:
+        until_blocking(lambda: len(asked) == 8)
+        tries.append(1)
+        return patiently(*args)
+
+    def submitted(*args: Any) -> None:
+        submit(*args)
+        asked.append(1)
+
+    monkeypatch.setattr(type(db.engine), "_submit", submitted)
+    monkeypatch.setattr(engine_module, "patiently", counted)
     other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with ThreadPoolExecutor(8) as pool:
@@ -930,7 +942,7 @@ def test_busy_timeout_is_waited_once_for_whole_group(tmp_path: Path, monkeypatch
         errors = [task.exception() for task in waiting]
     other.close()
     assert all(isinstance(error, StoreBusy) for error in errors)
-    assert len(tries) <= 4
+    assert len(tries) <= 2
     db.close()
 
 
@@ -956,5 +968,7 @@ def test_forked_child_can_open_store_not_yet_opened_by_parent(tmp_path: Path) ->
         os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
     """
     lines = "\n".join(line.removeprefix("        ") for line in program.splitlines())
-    result = subprocess.run([sys.executable, "-c", lines, str(tmp_path)], capture_output=True, timeout=60, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", lines, str(tmp_path)], capture_output=True, timeout=PATIENCE_S, check=False
+    )
     assert result.returncode == 0, result.stderr.decode()

@@ -16,6 +16,7 @@ from hermes.store.postgres import engine as engine_module
 from hermes.store.postgres.commits import Marker
 from hermes.store.stores import open_store
 from support.commit_proxy import CommitProxy, commit_proxy
+from support.ports import refusing_port
 
 from .conftest import empty
 
@@ -129,10 +130,10 @@ def test_unknown_outcome_is_reported_as_error(
     class Failing(Notes):
         def __call__(self, tx: Tx) -> int:
             proxy.lose_next("answer")
-            monkeypatch.setattr(proxy, "_server", ("127.0.0.1", 1))
+            monkeypatch.setattr(proxy, "_server", ("127.0.0.1", refusing))
             return super().__call__(tx)
 
-    with closing(open_store(proxy.url)) as store:
+    with refusing_port() as refusing, closing(open_store(proxy.url)) as store:
         notes = Failing()
         with pytest.raises(StoreUnreachable, match="not known"):
             write(store.engine, notes)

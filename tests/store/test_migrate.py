@@ -24,6 +24,7 @@ from hermes.store.sessions import SessionDB
 from hermes.store.sqlite.maintenance import repair
 from hermes.store.stores import Store, open_store, path_of, store_at
 from support.engines import execute, new_database
+from support.ports import refusing_port
 
 from .conftest import create_conversation
 from .full_store import everything, fill
@@ -387,7 +388,14 @@ def test_source_that_does_not_exist_is_not_made(tmp_path: Path, postgres_databas
         execute(postgres_database, "SELECT 1 FROM hermes.sessions")
 
 
-def test_addresses_that_cannot_be_moved_are_refused(source_url: str, tmp_path: Path) -> None:
+@pytest.fixture
+def closed() -> Iterator[int]:
+    """A port that refuses."""
+    with refusing_port() as port:
+        yield port
+
+
+def test_addresses_that_cannot_be_moved_are_refused(source_url: str, tmp_path: Path, closed: int) -> None:
     for target, error in (
         (source_url, "same database"),
         ("sqlite://", "in memory"),
@@ -396,7 +404,7 @@ def test_addresses_that_cannot_be_moved_are_refused(source_url: str, tmp_path: P
         ("postgresql://user:se@cret@127.0.0.1:1/db", "not valid"),
         ("postgresql://user:secret@127.0.0.1:no/db", "not valid"),
         ("postgresql://user:12/cret@127.0.0.1:1/db", "not valid"),
-        ("postgresql://user:secret@127.0.0.1:1/db", "out of reach"),
+        (f"postgresql://user:secret@127.0.0.1:{closed}/db", "out of reach"),
     ):
         with pytest.raises(HermesError, match=error) as raised:
             move(source_url, target)

@@ -20,6 +20,7 @@ from hermes.store import prompts
 from hermes.store.sessions import SessionDB
 from hermes.store.sqlite.schema import MIGRATIONS
 from hermes.store.stores import Store, open_store
+from support.waiting import DEADLINE_S
 
 from .tools import Turn, look, raw, side, url
 
@@ -62,7 +63,7 @@ def test_known_prompt_does_not_wait_for_a_row_lock(postgres_store: Store, postgr
         with ThreadPoolExecutor() as pool:
             future = pool.submit(postgres_store.sessions.create_session, "s2", "api_server", system_prompt=PROMPT)
             try:
-                future.result(timeout=5)
+                future.result(DEADLINE_S)
             finally:
                 connection.rollback()
     assert stored_prompts(postgres_store) == [PROMPT]

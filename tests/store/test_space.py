@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import sqlite3
 import threading
-import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +16,9 @@ from hermes.store.responses import ResponseStore
 from hermes.store.sessions import SessionDB
 from hermes.store.sqlite import engine, opening, schema, space
 from hermes.store.sqlite.connections import Tx
+from support.waiting import until_blocking
 
-from .tools import PATIENCE_S, look, side
+from .tools import look, side
 
 SESSIONS, ROWS = 400, 10
 OLD = [f"s{number}" for number in range(SESSIONS * 6 // 10)]
@@ -49,13 +48,6 @@ def bytes_of(db: SessionDB) -> int:
 
 def number(db: SessionDB, pragma: str) -> int:
     return db.engine.read(lambda tx: int(tx.value(f"PRAGMA {pragma}")))
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -91,7 +83,7 @@ def test_give_back_space_shrinks_file_while_it_is_read(file_db: SessionDB) -> No
     try:
         delete(file_db, OLD)
         # A reader that begins just then may keep a fold from its end; the next one does it.
-        until(lambda: path.stat().st_size < 0.55 * before)
+        until_blocking(lambda: path.stat().st_size < 0.55 * before)
     finally:
         ended.set()
         for reader in readers:
@@ -110,7 +102,7 @@ def test_deleted_text_is_erased_from_wal(file_db: SessionDB) -> None:
     file_db.create_session("gone", "cli")
     file_db.append_message("gone", "user", "unmistakable")
     file_db.delete_session("gone")
-    until(lambda: side(path, "-wal").stat().st_size == 0)
+    until_blocking(lambda: side(path, "-wal").stat().st_size == 0)
     assert b"unmistakable" not in path.read_bytes()
 
 

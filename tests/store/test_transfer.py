@@ -411,8 +411,10 @@ def test_backup_is_private_and_complete(file_db: SessionDB, tmp_path: Path, umas
     db = file_db
     rich(db)
     before = os.umask(umask)
-    db.backup(tmp_path / "copy.db")
-    os.umask(before)
+    try:
+        db.backup(tmp_path / "copy.db")
+    finally:
+        os.umask(before)
     assert stat.S_IMODE((tmp_path / "copy.db").stat().st_mode) == 0o600
     restored = SessionDB(tmp_path / "copy.db")
     assert restored.export_session("s")["messages"] == db.export_session("s")["messages"]
