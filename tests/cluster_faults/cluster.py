@@ -19,6 +19,7 @@ import aiohttp
 from hermes.cluster.engines import NatsEngine, PostgresEngine
 from support.gateway import CUT, Gateway
 from support.model_server import Handler, ModelServer
+from support.ports import reserved_port
 
 from .links import Link
 
@@ -145,7 +146,10 @@ async def cluster_of_three(folder: Path, handler: Handler, **settings: Any) -> A
         }
         replicas = []
         for number in range(REPLICAS):
-            links = {"postgresql": Link(postgres.state.port), "nats": Link(nats.state.port)}
+            links = {
+                "postgresql": Link(stack.enter_context(reserved_port()), postgres.state.port),
+                "nats": Link(stack.enter_context(reserved_port()), nats.state.port),
+            }
             for link in links.values():
                 await link.start()
                 stack.push_async_callback(link.close)

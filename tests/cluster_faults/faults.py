@@ -17,7 +17,7 @@ from .links import Mode
 from .load import Load
 
 # After which time a replica must say what it cannot reach, and that it reaches it again.
-NOTICED_S = 40.0
+NOTICED_S = 100.0
 _CHECKS = {"postgresql": "state_db", "nats": "bus"}
 _NAMES = {"postgresql": "PostgreSQL", "nats": "NATS"}
 
@@ -116,7 +116,7 @@ async def says(cluster: Cluster, replica: Replica, engine: str, *, away: bool) -
     try:
         async with asyncio.timeout(NOTICED_S):
             while True:
-                with contextlib.suppress(*CUT):
+                with contextlib.suppress(*CUT, TimeoutError):
                     url = f"{replica.url}/health/ready"
                     async with asyncio.timeout(TRY_S), cluster.http.get(url) as response:
                         payload = json.loads(await response.read())

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import Literal
 
-from hermes.cluster.engines import HOST, free_port
+from hermes.cluster.engines import HOST
 
 from . import packets
 
@@ -18,8 +18,8 @@ class Link:
     """`cut` resets what is connected and refuses what comes; `silent` drops all packets or, where they cannot be dropped,
     takes everything and passes nothing on until it is open again."""
 
-    def __init__(self, target_port: int) -> None:
-        self.port, self._target_port = free_port(), target_port
+    def __init__(self, port: int, target_port: int) -> None:
+        self.port, self._target_port = port, target_port
         self._delay_s = 0.0
         self._open = asyncio.Event()
         self._open.set()

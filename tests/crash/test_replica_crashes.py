@@ -13,16 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from support.gateway import CUT, until
+from support.gateway import CUT
 from support.model_server import Handler, Reply, Request
 from support.replicas import Replicas, two_replicas
+from support.waiting import DEADLINE_S, until
 from support.workers import get, post
 
 from .plans import stalling
 from .test_viewers import Frames, read, two_answers
 from .test_worker_crashes import wait_for_end, whole
-
-TAKEN_OVER_S = 40.0
 
 
 def holder_pids(server: Replicas) -> list[int]:
@@ -58,7 +57,7 @@ async def test_viewer_of_killed_replica_continues_at_other(home_folder: Path) ->
             os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(*CUT):
                 await read(at_owner, frames)
-            await asyncio.wait_for(read(at_other, elsewhere), TAKEN_OVER_S)
+            await asyncio.wait_for(read(at_other, elsewhere), DEADLINE_S)
         rest = await whole(other, response["id"], max(frames))
         assert not set(frames) & set(rest)
         assert frames | rest == elsewhere == await whole(other, response["id"])
@@ -79,10 +78,10 @@ async def test_viewers_of_stopped_replica_continue_when_it_is_replaced(home_fold
             await read(at_owner, frames, 4)
             await read(at_other, elsewhere, 3)
             os.kill(pid, signal.SIGSTOP)
-            await asyncio.wait_for(read(at_other, elsewhere), TAKEN_OVER_S)
+            await asyncio.wait_for(read(at_other, elsewhere), DEADLINE_S)
             os.kill(pid, signal.SIGCONT)
             # What it has been sent meanwhile, it does not show: others have gone on.
-            await asyncio.wait_for(read(at_owner, frames), TAKEN_OVER_S)
+            await asyncio.wait_for(read(at_owner, frames), DEADLINE_S)
         assert frames == elsewhere == await whole(other, response["id"])
         assert sorted(elsewhere) == list(range(len(elsewhere)))
 
@@ -116,8 +115,7 @@ async def test_tool_of_replaced_replica_is_not_repeated(home_folder: Path, numbe
         [pid] = holder_pids(server)
         _, other = await server.client(other_than=pid)
         os.kill(pid, number)
-        started_at = time.monotonic()
-        assert await wait_for_end(other, run_id) == "completed" and time.monotonic() - started_at < TAKEN_OVER_S
+        assert await wait_for_end(other, run_id) == "completed"
         if number == signal.SIGSTOP:
             os.kill(pid, signal.SIGCONT)
             _, back = await server.client(pid)

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from support.gateway import CUT, Gateway, serving, until
+from support.gateway import CUT, Gateway, serving
 from support.model_server import Handler, ModelServer
+from support.waiting import until
 
 from .plans import EFFECTS, WAYS, Json, Plan, answer, stalling
 from .test_crash import seed_is_told
-from .witness import TAKEN_UP_S, Asked, Run, Witness, data_of
+from .witness import Asked, Run, Witness, data_of
 
 ROUNDS = int(os.environ.get("HERMES_SERVER_CRASH_ROUNDS", "5"))
 ROUNDS_PER_HOME = 5
@@ -99,10 +100,8 @@ def results(witness: Witness) -> dict[str, Json]:
 async def waiting(witness: Witness, name: str, status: str) -> Json:
     """The run of a plan, once it waits for an answer."""
     [run_id] = [run.run_id for run in witness.runs.values() if run.plan.name == name]
-    async with asyncio.timeout(TAKEN_UP_S):
-        while (run := await witness.gateway.get(f"/v1/runs/{run_id}"))["status"] != status:
-            await asyncio.sleep(0.01)
-    return run
+    path = f"/v1/runs/{run_id}"
+    return await until(lambda: witness.gateway.get(path), lambda run: run["status"] == status)
 
 
 async def ask_all(witness: Witness, *turns: tuple[str, str, str]) -> None:

@@ -14,8 +14,9 @@ import pytest
 
 from hermes.core.home import is_served
 from hermes.core.processes import is_alive
-from support.gateway import CUT, SURELY_S, until
+from support.gateway import CUT, SURELY_S
 from support.model_server import Handler, Reply, Request
+from support.waiting import until
 from support.workers import Server, get, post, two_workers
 
 from .plans import answer, stalling
@@ -23,9 +24,8 @@ from .test_viewers import Frames, read, two_answers
 
 
 async def wait_for_end(client: aiohttp.ClientSession, run_id: str) -> str:
-    async with asyncio.timeout(SURELY_S):
-        while (run := await get(client, f"/v1/runs/{run_id}"))["status"] not in ("completed", "failed", "cancelled"):
-            await asyncio.sleep(0.01)
+    path = f"/v1/runs/{run_id}"
+    run = await until(lambda: get(client, path), lambda run: run["status"] in ("completed", "failed", "cancelled"))
     return str(run["status"])
 
 
@@ -56,9 +56,8 @@ async def test_viewer_of_killed_worker_continues_at_other_worker(home_folder: Pa
         assert not set(frames) & set(rest)
         assert frames | rest == elsewhere == await whole(other, response["id"])
         assert sorted(elsewhere) == list(range(len(elsewhere)))
-        async with asyncio.timeout(SURELY_S):
-            while (await get(other, f"/v1/responses/{response['id']}"))["status"] != "completed":
-                await asyncio.sleep(0.01)
+        path = f"/v1/responses/{response['id']}"
+        await until(lambda: get(other, path), lambda response: response["status"] == "completed")
 
 
 async def test_runs_of_killed_worker_are_resumed_once(home_folder: Path) -> None:

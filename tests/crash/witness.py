@@ -16,14 +16,15 @@ import aiohttp
 from hermes.core.events import FINAL
 from hermes.core.limits import RESUME_SEQ_STEP
 from hermes.core.processes import is_gone
-from support.gateway import CUT, Gateway, until
+from support.gateway import CUT, Gateway
+from support.waiting import DEADLINE_S, until
 
 from .check import is_sound
 from .plans import EFFECTS, WAYS, Plan, Way
 
 Json = dict[str, Any]
 # How soon after a start all that was cut off has come to its end.
-TAKEN_UP_S = 25.0
+TAKEN_UP_S = DEADLINE_S
 VOLATILE = ("message.delta", "reasoning.delta", "tool.output")
 CLOSED = b": stream closed"
 
@@ -169,8 +170,7 @@ class Witness:
         try:
             async with asyncio.timeout(TAKEN_UP_S):
                 await asyncio.gather(*(self.follow(run, again=True) for run in self.runs.values() if not run.closed))
-                while [run for run in await self._listed() if not run["finished_at"]]:
-                    await asyncio.sleep(0.01)
+                await until(self._listed, lambda runs: all(run["finished_at"] for run in runs))
         except TimeoutError:
             unfinished = [run for run in await self._listed() if not run["finished_at"]]
             unread = [(run.run_id, *run.frames.values()) for run in self.runs.values() if not run.closed]
