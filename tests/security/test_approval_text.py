@@ -11,7 +11,7 @@ from hermes.core.events import Event
 from hermes.core.text import visible
 from hermes.server.render_shared import approval_request
 from support.model_server import Call, ModelServer
-from tools.commanding import SURELY_S, ToolSession
+from tools.commanding import ToolSession
 
 PATTERNS = [
     "ghp_" + "Zq8Yw2Xe4Rt6" * 3,
@@ -28,7 +28,7 @@ async def asked_about(tool_session: ToolSession, command: str) -> Json:
     active_run = await tool_session.begin(Call("terminal", {"command": command}), answerable=True)
     event = await active_run.wait_for("approval.requested")
     await active_run.control("approve", id=event["approval_id"], choice="deny")
-    await active_run.end(SURELY_S)
+    await active_run.end()
     return event
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -14,7 +13,8 @@ from agent.harness import Json
 from hermes.guards.secrets import MARK
 from hermes.sandbox import bubblewrap
 from support.model_server import ModelServer
-from tools.commanding import SURELY_S, ToolSession
+from support.waiting import until_blocking
+from tools.commanding import ToolSession
 
 from .attempting import ATTEMPTS, Attempt, carried_out, done_plainly
 from .canaries import Canaries
@@ -123,10 +123,7 @@ def test_escape_attempts_work_without_any_defence(canaries: Canaries, attempt: A
     text = done_plainly(canaries, attempt)
     if _MISSING.search(text) and not canaries.touched(text):
         pytest.skip(f"not on this machine: {text}")
-    until = time.monotonic() + SURELY_S
-    while not canaries.touched(text) and time.monotonic() < until:
-        time.sleep(0.01)  # some of it happens a moment later
-    assert canaries.touched(text), text
+    until_blocking(lambda: canaries.touched(text))  # some of it happens a moment later
 
 
 @each([attempt for attempt in ATTEMPTS if attempt.defence == "open"])

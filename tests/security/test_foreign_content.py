@@ -20,7 +20,7 @@ from hermes.tools import cronjob, delegation, files, memory, session_search, ski
 from hermes.tools.framework.registry import ToolDef
 from hermes.tools.web import EXTRACT
 from support.model_server import Call, ModelServer, Reply
-from tools.commanding import SURELY_S, ToolSession
+from tools.commanding import ToolSession
 from tools.test_web import outside
 from tools.turns import unframed
 
@@ -55,7 +55,7 @@ class WebHarness:
             if choice:
                 event = await active_run.wait_for("approval.requested")
                 await active_run.control("approve", id=event["approval_id"], choice=choice)
-            return await active_run.end(SURELY_S)
+            return await active_run.end()
 
 
 def answers(run: CompletedRun) -> list[Json]:

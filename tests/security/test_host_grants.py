@@ -17,6 +17,7 @@ from guards.stage import WORLD, Stage, serving
 from hermes.settings.config import load
 from hermes.tools.framework.session_state import HostGrants
 from support.model_server import Call, ModelServer
+from support.waiting import until
 from tools.commanding import SURELY_S, ToolSession
 
 # Runs until the test lets it go, and then fails, so that its answer has a hint.
@@ -41,15 +42,13 @@ class Session:
     async def begin(self, call: Call = WAITING, **fields: Any) -> Running:
         """A turn whose command has begun to run."""
         active_run = await self.tool_session.begin(call, **{"answerable": True, **fields})
-        async with asyncio.timeout(SURELY_S):
-            while not (self.tool_session.workspace / "begun").exists():
-                await asyncio.sleep(0.01)
+        await until((self.tool_session.workspace / "begun").exists)
         return active_run
 
     async def end(self, active_run: Running) -> tuple[Json, list[Json]]:
         """The answer to the call, and the questions that were asked."""
         (self.tool_session.workspace / "go").touch()
-        run = await active_run.end(SURELY_S)
+        run = await active_run.end()
         [answer] = run.tool_results()
         return answer, run.events_of("approval.requested")
 
@@ -91,7 +90,7 @@ async def question(active_run: Running, count: int = 1) -> Json:
         requests = [event for event in events if event["type"] == "approval.requested"]
         return requests if len(requests) >= count else []
 
-    return (await active_run.until(approval_requests, SURELY_S))[-1]  # type: ignore[no-any-return]
+    return (await active_run.until(approval_requests))[-1]  # type: ignore[no-any-return]
 
 
 async def answer_with(active_run: Running, choice: str, count: int = 1) -> Json:
@@ -203,7 +202,7 @@ async def test_host_approval_ends_with_its_call(make_harness: MakeHarness, serve
         waiting = asyncio.create_task(get())
         await question(active_run)
         (session.tool_session.workspace / "go").touch()
-        run = await active_run.end(SURELY_S)
+        run = await active_run.end()
         assert (await waiting)[0] == 403
     [resolved] = run.events_of("approval.resolved")
     assert (resolved["choice"], resolved["by"]) == ("deny", "interrupt")
@@ -216,9 +215,7 @@ async def test_waiting_for_background_process_can_ask_for_hosts(make_harness: Ma
     active_run = await session.begin(wait)
     await active_run.wait_for("tool.started")
     async with session.client() as get:
-        async with asyncio.timeout(SURELY_S):
-            while not session.hosts._calls:
-                await asyncio.sleep(0.01)
+        await until(lambda: session.hosts._calls)
         first = asyncio.create_task(get())
         await answer_with(active_run, "once")
         assert (await first)[0] == 200
@@ -232,5 +229,5 @@ async def test_approvals_off_are_recorded_once_per_host(make_harness: MakeHarnes
     async with session.client() as get:
         assert [(await get())[0] for _ in range(3)] == [200] * 3
     (session.tool_session.workspace / "go").touch()
-    run = await active_run.end(SURELY_S)
+    run = await active_run.end()
     assert [(event["choice"], event["by"]) for event in run.events_of("approval.resolved")].count(("once", "rule")) == 1

@@ -21,7 +21,7 @@ from hermes.settings import config
 from hermes.tools import files, searching
 from hermes.tools.framework.approvals import rules_to_approve
 from support.model_server import Call, ModelServer
-from tools.commanding import SURELY_S, ToolSession
+from tools.commanding import ToolSession
 
 READ_ONLY = [
     "ls", "ls -la src", "ls *.py", "pwd", "cat a b", "cat a | head -3", "cd src && ls; pwd", "git status", "git status -s",
@@ -56,7 +56,7 @@ async def under_way_answered(tool_session: ToolSession, command: str, choice: st
     active_run = await tool_session.begin(Call("terminal", {"command": command}), answerable=True)
     request = await active_run.wait_for("approval.requested")
     await active_run.control("approve", id=request["approval_id"], choice=choice)
-    await active_run.end(SURELY_S)
+    await active_run.end()
     return request
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from agent.conftest import MakeHarness
 from support.model_server import Call, ModelServer
+from support.waiting import until
 from tools.commanding import ToolSession
 
 from .attempting import TOOLS
@@ -19,7 +18,8 @@ while :; do
   cp real/secret two; mv -T two file; cp -P one three; mv -T three file
 done
 """
-ROUNDS = 12
+# So many, and more of them until both states of the links were met.
+ROUNDS, ROUNDS_MAX = 12, 100
 
 
 async def test_swapped_links_do_not_mislead_tools(
@@ -31,13 +31,13 @@ async def test_swapped_links_do_not_mislead_tools(
     swapping = SWAPPING.format(out=canaries.out)
     started = await tool_session.call("terminal", {"command": swapping, "background": True})
     assert started["status"] == "started"
-    async with asyncio.timeout(10):
-        while not (canaries.workspace / "file").is_symlink():
-            await asyncio.sleep(0.001)
+    await until((canaries.workspace / "file").is_symlink)
     # Whoever just follows it is there.
     assert (canaries.workspace / "one").read_text() == (canaries.out / "secret").read_text()
     text = ""
-    for number in range(ROUNDS):
+    for number in range(ROUNDS_MAX):
+        if number >= ROUNDS and "path_refused" in text and ("inside" in text or "path_not_found" in text):
+            break
         run = await tool_session.run(
             *(
                 Call("read_file", {"path": path, "offset": 1 + copy})

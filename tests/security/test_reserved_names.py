@@ -14,6 +14,7 @@ from agent.conftest import MakeHarness
 from hermes.sandbox.workspace_watch import WorkspaceWatch
 from hermes.tools import files
 from support.model_server import Call, ModelServer
+from support.waiting import until
 from tools.commanding import SURELY_S, ToolSession
 
 # Ways to have git run a program, from within a repository.
@@ -109,9 +110,8 @@ async def test_late_write_of_background_process_is_undone(tool_session: ToolSess
     late = f"until [ -e go ]; do sleep 0.02; done\n({script(way, mark, 'new')})\ntouch done; sleep 100"
     started = await tool_session.sh(late, background=True)
     (tool_session.workspace / "go").touch()
+    await until(result.exists)
     async with asyncio.timeout(SURELY_S):
-        while not result.exists():
-            await asyncio.sleep(0.01)
         await tool_session.sh("true")  # a command that ends has everything looked at
     use_git(tool_session.workspace)
     assert not mark.exists()
@@ -153,12 +153,10 @@ async def test_write_grant_restores_quarantined_file(
 ) -> None:
     tool_session = ToolSession(make_harness, server, "bubblewrap")
     active_run = await tool_session.begin(Call("terminal", {"command": "echo planted > AGENTS.md"}), answerable=True)
-    [request] = await active_run.until(
-        lambda events: [e for e in events if e["type"] == "approval.requested"], SURELY_S
-    )
+    [request] = await active_run.until(lambda events: [e for e in events if e["type"] == "approval.requested"])
     assert request["kind"] == "write" and str(tool_session.workspace / "AGENTS.md") in request["subject"]
     await active_run.control("approve", id=request["approval_id"], choice=choice)
-    [answer] = (await active_run.end(SURELY_S)).tool_results()
+    [answer] = (await active_run.end()).tool_results()
     assert (tool_session.workspace / "AGENTS.md").exists() is (choice == "session")
     assert ("set_aside" in answer) is (choice == "deny")
     if choice == "session":
@@ -254,11 +252,9 @@ async def test_reserved_file_watch_cannot_be_evaded(tool_session: ToolSession, t
 async def test_user_replacing_protected_file_ends_commands(tool_session: ToolSession) -> None:
     subprocess.run(MAKE, shell=True, cwd=tool_session.workspace, check=True, capture_output=True)
     active_run = await tool_session.begin(Call("terminal", {"command": "touch begun; sleep 100"}))
-    async with asyncio.timeout(SURELY_S):
-        while not (tool_session.workspace / "begun").exists():
-            await asyncio.sleep(0.01)
+    await until((tool_session.workspace / "begun").exists)
     subprocess.run(["git", "remote", "add", "mine", "https://example.test/x"], cwd=tool_session.workspace, check=True)
-    [answer] = (await active_run.end(SURELY_S)).tool_results()
+    [answer] = (await active_run.end()).tool_results()
     assert answer["status"] == "interrupted" and ".git/config" in answer["error"]
     assert "mine" in (tool_session.workspace / ".git/config").read_text()
     assert (await tool_session.sh("git remote; echo x > .git/config"))["output"].startswith("mine\n")

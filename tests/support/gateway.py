@@ -18,9 +18,6 @@ import aiohttp
 import yaml
 
 from support.preloaded import HermesProcess
-from support.waiting import until
-
-__all__ = ["CUT", "SURELY_S", "Gateway", "serving", "until"]
 
 Json = dict[str, Any]
 SURELY_S = 60.0

@@ -41,7 +41,7 @@ class ToolSession:
         return await self.harness.begin(self.harness.spec(self.server, message, **{**self.fields, **fields}))
 
     async def run(self, *calls: Call, **more: Any) -> CompletedRun:
-        return await (await self.begin(*calls, **more)).end(SURELY_S)
+        return await (await self.begin(*calls, **more)).end()
 
     async def call(self, tool: str, arguments: Json, **more: Any) -> Json:
         """The answer to one call."""

@@ -82,11 +82,14 @@ async def test_long_script_output_is_truncated(tool_session: ToolSession) -> Non
 
 
 async def test_script_timeout(tool_session: ToolSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_tool.limits, "CODE_S_MAX", 2.0)
     mark = new_mark()
     text = f"import os; print('so far'); os.system('sleep {mark}')"
-    run = await tool_session.run(script(text))
-    [answer] = run.tool_results()
+    for seconds in (2.0, 10.0, 40.0):
+        monkeypatch.setattr(code_tool.limits, "CODE_S_MAX", seconds)
+        run = await tool_session.run(script(text))
+        [answer] = run.tool_results()
+        if answer["stdout"]:  # a slow machine has more time for it
+            break
     assert (answer["status"], answer["exit_code"], answer["stdout"]) == ("timeout", 124, "so far\n")
     assert run.event("tool.finished")["status"] == "timeout"
     assert running(mark) == [] and tool_session.left_over() == []
@@ -253,11 +256,11 @@ print(terminal('echo inside; sleep {mark}'))
 """
     active_run = await tool_session.begin(script(text), persist=True)
     await active_run.until(
-        lambda events: any(e["type"] == "tool.output" and e["call_id"] == "call_x.1" for e in events), SURELY_S
+        lambda events: any(e["type"] == "tool.output" and e["call_id"] == "call_x.1" for e in events)
     )
     async with asyncio.timeout(SURELY_S):
         await active_run.control("interrupt")
-        ended = await active_run.until(lambda events: [e for e in events if e["type"] == "tool.finished"], SURELY_S)
+        ended = await active_run.until(lambda events: [e for e in events if e["type"] == "tool.finished"])
         assert (ended[0]["call_id"], ended[0]["status"]) == ("call_x.1", "interrupted")
         run = await active_run.end()
     answer = run.tool_results()[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from agent.harness import Harness, Json, product_tasks
 from hermes.tools import process as process_tool
 from hermes.tools.process import Background, _slice
 from support.model_server import Call, ModelServer, Reply
+from support.waiting import until
 
 from .commanding import SURELY_S, ToolSession, allowed, descriptors, each_backend, new_mark, running
 
@@ -34,10 +34,9 @@ async def process(tool_session: ToolSession, action: str, session_id: str | None
 
 async def until_said(tool_session: ToolSession, session_id: str, text: str) -> Json:
     """Its state, once it has said that."""
-    async with asyncio.timeout(SURELY_S):
-        while text not in (state := await process(tool_session, "wait", session_id, timeout=0.02))["output"]:
-            pass
-    return state
+    return await until(
+        lambda: process(tool_session, "wait", session_id, timeout=0.02), lambda state: text in state["output"]
+    )
 
 
 @each_backend
@@ -177,9 +176,7 @@ async def test_background_completion_is_notice_of_next_turn(tool_session: ToolSe
     process_id = await started(tool_session, "until [ -e go ]; do sleep 0.01; done", notify_on_complete=True)
     (tool_session.workspace / "go").touch()
     on_desk = tool_session.harness.app.services.session_states.of("default", "s1")
-    async with asyncio.timeout(SURELY_S):
-        while not on_desk.notices:
-            await asyncio.sleep(0.01)
+    await until(lambda: on_desk.notices)
     run = await tool_session.run(Call("process", {"action": "list"}))
     notice = run.event("notice")
     assert (notice["code"], process_id in notice["message"]) == ("process_ended", True)

@@ -284,10 +284,13 @@ async def test_search_with_endless_pattern_times_out(tmp_path: Path, monkeypatch
     file_tools.resources.make = LocalWithoutRipgrep
     file_tools.put("a", "x\n")
     file_tools.put("b", "a" * 60 + "\n")
-    monkeypatch.setattr(searching.limits, "SEARCH_FILES_S_MAX", 1.0)
-    answer = await search(file_tools, r"x|(a+)+$|(a+)+b", output_mode="files_only")
-    assert "code" not in answer
-    answer = await search(file_tools, r"x|(a+)+b", output_mode="files_only")
+    for seconds in (1.0, 10.0, 40.0):
+        monkeypatch.setattr(searching.limits, "SEARCH_FILES_S_MAX", seconds)
+        answer = await search(file_tools, r"x|(a+)+$|(a+)+b", output_mode="files_only")
+        assert "code" not in answer
+        answer = await search(file_tools, r"x|(a+)+b", output_mode="files_only")
+        if answer["matches"]:  # a slow machine has more time to come to the second file
+            break
     assert answer["timed_out"] and answer["truncated"] and answer["matches"] == ["a"] and "smaller" in answer["hint"]
     file_tools.threads.close()
 

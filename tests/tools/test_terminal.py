@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from agent.harness import KEY, Json, nothing_left
 from hermes.core.errors import ConfigError
 from hermes.core.formatting import without_colours
 from hermes.guards.secrets import Secrets
-from hermes.sandbox import choose
+from hermes.sandbox import base, choose
 from hermes.tools import output_buffer
 from hermes.tools.output_buffer import HeadAndTail, OutputDecoder
 from hermes.tools.terminal import goes_online
@@ -208,11 +209,10 @@ async def test_terminal_output_is_streamed(make_harness: MakeHarness, server: Mo
     def output_text(events: list[Json]) -> str:
         return "".join(event["text"] for event in events if event["type"] == "tool.output")
 
-    await active_run.until(lambda events: output_text(events) == "one\n", SURELY_S)
+    await active_run.until(lambda events: output_text(events) == "one\n")
     (tool_session.workspace / "go").touch()
-    await active_run.until(
-        lambda events: output_text(events) == "one\ntwo", SURELY_S
-    )  # no line, but a moment has passed
+    # No line, but a moment has passed.
+    await active_run.until(lambda events: output_text(events) == "one\ntwo")
     (tool_session.workspace / "on").touch()
     assert (await active_run.end()).tool_results()[0]["output"] == "one\ntwo"
 
@@ -232,12 +232,14 @@ async def test_terminal_output_is_redacted(tool_session: ToolSession, home_folde
 @each_backend
 async def test_terminal_timeout(make_harness: MakeHarness, server: ModelServer, backend: str) -> None:
     tool_session, mark = allowed(make_harness, server, backend), new_mark()
-    run = await tool_session.run(
-        Call("terminal", {"command": f"echo so far; (sleep {mark}); sleep {mark}", "timeout": 1.5})
-    )
-    [answer] = run.tool_results()
+    for seconds in (1.5, 15.0, 59.0):
+        command = f"echo so far; (sleep {mark}); sleep {mark}"
+        run = await tool_session.run(Call("terminal", {"command": command, "timeout": seconds}))
+        [answer] = run.tool_results()
+        if answer["output"]:  # a slow machine has more time for it
+            break
     assert (answer["status"], answer["exit_code"], answer["output"]) == ("timeout", 124, "so far\n")
-    assert "1.5 s" in answer["error"] and answer["code"] == "timeout"
+    assert f"{seconds:g} s" in answer["error"] and answer["code"] == "timeout"
     assert run.event("tool.finished")["status"] == "timeout"
     assert running(mark) == [] and tool_session.left_over() == []
 
@@ -264,7 +266,10 @@ async def test_terminal_interrupt_ends_process_group_and_keeps_output(
     assert descriptors() <= before
 
 
-async def test_terminal_interrupt_of_parallel_calls_is_graceful(tool_session: ToolSession) -> None:
+async def test_terminal_interrupt_of_parallel_calls_is_graceful(
+    tool_session: ToolSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "LADDER", ((signal.SIGINT, 1000.0), *base.LADDER[1:]))
     mark = new_mark()
     slow = f"trap 'sleep 0.2; echo bye; exit' INT; echo hello; while :; do sleep 0.01; done # {mark}"
     calls = [Call("terminal", {"command": slow}), Call("process", {"action": "wait", "session_id": "proc_00000000"})]
