@@ -15,11 +15,13 @@ from aiohttp import web
 from hermes import app as apps
 from hermes.app import App
 from hermes.core import home
+from hermes.server import readiness
 from hermes.server.application import Runner, build
 from hermes.server.compat import APIServerAdapter
 from hermes.server.context import ServerContext
 from hermes.server.settings import Platform, load_gateway_config
 from support.model_server import ModelServer, Reply
+from support.waiting import DEADLINE_S
 
 KEY = "sk-server-0123456789abcdef0123456789"
 PROVIDER_KEY = "sk-provider-0123456789abcdef"
@@ -59,6 +61,12 @@ class Api:
 
 
 Start = Callable[..., Awaitable[Api]]
+
+
+@pytest.fixture(autouse=True)
+def patient_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine is not a store out of reach."""
+    monkeypatch.setattr(readiness, "CHECK_S_MAX", DEADLINE_S)
 
 
 @pytest.fixture

@@ -203,10 +203,14 @@ def test_invalid_argument_is_usage_error(args: list[str], home: Home) -> None:
 # ---- status, stop, restart
 
 
-def test_gateway_status_and_stop(home: Home, launch: Launch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_gateway_status_and_stop(
+    home: Home, launch: Launch, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gateway_command, "_HEALTH_S_MAX", DEADLINE_S)
     with model() as unused:
         configure(home, unused)
         server = launch()
+        until_blocking(lambda: server.get("/health/ready") == 200)
         code = main(["gateway", "status", "--json"])
         payload = json.loads(capfd.readouterr().out)
         deep = main(["gateway", "status", "--deep"])

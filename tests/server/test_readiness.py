@@ -175,7 +175,7 @@ async def test_readonly_disk_is_not_ready(tmp_path: Path) -> None:
                 checks = (await response.json())["readiness"]["checks"]
             return response.status, {name for name, check in checks.items() if check["status"] != "ok"}
 
-        assert await ready() == (200, set())
+        await until(ready, lambda value: value == (200, set()))
         pid = gateway.process.pid
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         bad = (503, {"state_db", "response_store", "disk"})
