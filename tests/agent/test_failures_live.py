@@ -26,6 +26,7 @@ from .harness import (
     KEY,
     MODES,
     PROTOCOLS,
+    SILENT_S,
     Clock,
     CompletedRun,
     Harness,
@@ -520,17 +521,14 @@ async def test_tool_call_always_cut_fails_without_text(harness: Harness, server:
 # ---- silence
 
 
-STALE = {"stale_timeout_seconds": 400}
-
-
 async def test_idle_timeout_before_text_reconnects(
     make_harness: MakeHarness, server: ModelServer, clock: Clock
 ) -> None:
-    harness = make_harness(with_keys(server, KEY, **STALE))
+    harness = make_harness(with_keys(server, KEY, stale_timeout_seconds=SILENT_S))
     server.script = [Reply(text="Hello", stall_at=0), Reply(text="Hello")]
     running = await harness.begin(harness.spec(None, route=TO_P))
     await clock.answered(server, 1)
-    await clock.put_forward(401)
+    await clock.put_forward(SILENT_S + 1)
     run = await running.end()
     assert run.result["final_response"] == "Hello"
     assert run.event("model.retrying")["failure"] == "stale"
@@ -539,11 +537,11 @@ async def test_idle_timeout_before_text_reconnects(
 
 
 async def test_idle_timeout_after_text_continues(make_harness: MakeHarness, server: ModelServer, clock: Clock) -> None:
-    harness = make_harness(with_keys(server, KEY, **STALE))
+    harness = make_harness(with_keys(server, KEY, stale_timeout_seconds=SILENT_S))
     server.script = [Reply(text=SENTENCE, gap_s=600), Reply(text=SENTENCE)]
     running = await harness.begin(harness.spec(None, route=TO_P))
     await running.wait_for("text.delta")
-    await clock.put_forward(401)
+    await clock.put_forward(SILENT_S + 1)
     run = await running.end()
     assert run.result["final_response"] == WHOLE
     assert run.actions() == ["continue"]
@@ -552,14 +550,14 @@ async def test_idle_timeout_after_text_continues(make_harness: MakeHarness, serv
 async def test_keepalive_bytes_extend_idle_timeout_threefold(
     make_harness: MakeHarness, server: ModelServer, clock: Clock
 ) -> None:
-    harness = make_harness(with_keys(server, KEY, **STALE))
+    harness = make_harness(with_keys(server, KEY, stale_timeout_seconds=SILENT_S))
     server.script = [Reply(text="Hello", stall_at=0, comments=True), Reply(text="Hello")]
     running = await harness.begin(harness.spec(None, route=TO_P))
     await clock.answered(server, 1)
     for _ in range(5):
         await clock.hear()
         assert len(server.requests) == 1
-        await clock.put_forward(250)  # five times are more than 3 * 400 s, and four are less
+        await clock.put_forward(0.62 * SILENT_S)  # five times are more than three of it, and four are less
     run = await running.end()
     assert run.result["final_response"] == "Hello"
     assert run.actions() == ["reconnect"]

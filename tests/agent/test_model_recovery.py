@@ -25,6 +25,7 @@ from .harness import (
     MODES,
     PROTOCOLS,
     QUIET,
+    SILENT_S,
     Clock,
     Harness,
     Json,
@@ -166,12 +167,12 @@ PINGS = {
 
 
 async def pass_pings(clock: Clock, running: Running) -> None:
-    """Put the clock forward, pings in between, until an answer is late that has to be there within 3 * 400 s."""
+    """Put the clock forward, pings in between, until an answer is late that has to be there within three SILENT_S."""
     await until(lambda: clock.answers and clock.answers[-1].status)
     for _ in range(5):
         await clock.hear()
         assert running.events[-1]["type"] not in FINAL
-        await clock.put_forward(250)
+        await clock.put_forward(0.62 * SILENT_S)
 
 
 @each_protocol
@@ -180,7 +181,7 @@ async def test_ping_events_extend_idle_timeout_threefold(
 ) -> None:
     monkeypatch.setenv("HERMES_STREAM_RETRIES", "0")
     async with pinging(PINGS[protocol]) as url:
-        settings = provider(url, protocol, stale_timeout_seconds=400)
+        settings = provider(url, protocol, stale_timeout_seconds=SILENT_S)
         harness = make_harness(settings | {"agent": {"api_max_retries": 0}})
         running = await harness.begin(harness.spec(None, route=TO_P))
         await pass_pings(clock, running)
