@@ -23,7 +23,6 @@ from hermes.store.base import StoreUnreachable
 from hermes.store.leases import Leases
 from hermes.store.stores import AsyncLeases
 from support.model_server import ModelServer, Reply, Request
-from support.nats_server import eventually
 from support.waiting import idle, until
 
 OTHER = "elsewhere:7:7.00"
@@ -317,8 +316,8 @@ async def test_turn_that_ends_while_its_lease_is_uncertain(
         token = "UPDATE leases SET token = token + 1, holder = ? WHERE name = 'session:s'"
         await harness.app.store.blocking.engine.submit_write(lambda tx: tx.execute(token, (OTHER,)))
     gate.set()
-    await eventually(lambda: live.log.ending)
+    await until(lambda: live.log.ending)
     answered.set()
-    await eventually(lambda: live.spec.run_id not in engine.by_id)
+    await until(lambda: live.spec.run_id not in engine.by_id)
     assert engine.permits.here == 0
     assert await status(harness, live.spec.run_id) == ("running" if is_taken_over else "completed")

@@ -16,10 +16,7 @@ from pathlib import Path
 from hermes.core.ids import random_hex
 
 from .ports import reserved_port
-from .waiting import until as eventually
 from .waiting import until_blocking
-
-__all__ = ["NatsServer", "eventually", "nats_server"]
 
 
 def binary() -> str:
