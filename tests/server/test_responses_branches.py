@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hermes.core.spec import RunSpec
+from hermes.server.response_record import level_revived
 from support.model_server import Call, Reply
 from support.waiting import DEADLINE_S
 
@@ -62,6 +63,17 @@ async def test_call_of_chain_can_be_sent_with_its_output(api: Api) -> None:
         await ask(api, input_items, first)
         assert roles(api)[:4] == ["user", "assistant", "tool", "tool"]
         assert roles(api)[4:] == ["user"] * (len(input_items) - 2)
+
+
+async def test_response_stored_late_has_the_history_of_its_own_turn(api: Api) -> None:
+    """A server that starts completes the responses that it finds unfinished, maybe after their sessions have gone on."""
+    api.model.script = [Reply(tool_calls=[TODO, HALL]), Reply(text="On."), Reply(text="Yes, on.")]
+    first = await ask(api, "light")
+    call = next(item for item in first["output"] if item["type"] == "function_call")
+    await ask(api, [OUTPUT], first)
+    await level_revived(api.context, first["id"])
+    await ask(api, [call, OUTPUT, user("and?")], first)
+    assert roles(api) == ["user", "assistant", "tool", "tool", "user"]
 
 
 def named(way: str, item: Any, before: list[Json]) -> tuple[str, Json, Json]:

@@ -237,14 +237,19 @@ class ServerContext:
     def stored_responses(self) -> Any:
         return Async(self.response_store)
 
-    async def stored_history(self, session_id: str, before: Admission | None = None) -> list[Message]:
-        """The messages of a session, or those before one of its runs; empty where they cannot be read."""
+    async def stored_history(
+        self, session_id: str, before: Admission | None = None, *, until_run: str | None = None
+    ) -> list[Message]:
+        """The messages of a session: all, those before one of its runs, or those up to the end of one; empty where they
+        cannot be read."""
         db = self.open_session_db()
         if db is None:
             return []
         try:
             if before is not None:
                 return await conversation_until(Async(db), session_id, before.run_id, with_it=False)
+            if until_run is not None:
+                return await conversation_until(Async(db), session_id, until_run, with_it=True)
             messages = await Async(db).get_messages_as_conversation(session_id)
         except Exception as error:  # noqa: BLE001  (a turn that somebody waits for goes on without)
             log.warning("the history of a session cannot be read: %s", self.redact(str(error)))

@@ -121,7 +121,8 @@ class ResponseRecord:
 
     async def _transcript(self, context: ServerContext, response: JsonObject, ended: Outcome | None) -> list[Message]:
         session_id = self.session_id if ended is None and self.run_id else None
-        if session_id and (history := await context.stored_history(session_id)):
+        # The session may have gone on since.
+        if session_id and (history := await context.stored_history(session_id, until_run=self.run_id)):
             return history
         text = ended.text if ended else text_of_output(response["output"])
         return transcript(self.history, self.user_message, ended.messages if ended else None, text)
