@@ -709,6 +709,28 @@ async def test_endless_reasoning_is_cut(harness: Harness, server: ModelServer, p
     assert run.result["error_code"] == "output_truncated"
 
 
+@pytest.mark.parametrize("window_ms", [0, 20])
+@pytest.mark.parametrize("field", ["text", "reasoning"])
+@each_protocol
+async def test_answer_over_limit_in_one_packet_is_cut(
+    harness: Harness, server: ModelServer, protocol: Protocol, field: str, window_ms: int
+) -> None:
+    harness.configure({"agent": {"max_answer_chars": 1_000, "delta_window_ms": window_ms}})
+    server.script = [Reply(**{"text": "Done.", field: ["w" * 100] * 30}, packets=65_536)]
+    run = await harness.run(server, protocol=protocol)
+    assert len(server.requests) == 1
+    assert run.result["error_code"] == "output_truncated"
+
+
+@each_protocol
+async def test_plain_answer_over_limit_is_cut(harness: Harness, server: ModelServer, protocol: Protocol) -> None:
+    harness.configure({"agent": {"max_answer_chars": 1_000}})
+    server.script = [Reply(text="w" * 3_000, as_json=True)]
+    run = await harness.run(server, protocol=protocol)
+    assert len(server.requests) == 1
+    assert run.result["error_code"] == "output_truncated"
+
+
 @each_protocol
 async def test_answer_at_max_tokens_of_caller_is_not_continued(
     harness: Harness, server: ModelServer, protocol: Protocol

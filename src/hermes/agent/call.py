@@ -91,6 +91,7 @@ class Caller:
                         WireEvent("", decode(await answer.body(limits.EVENT_BYTES_MAX)), whole=True)
                     ):
                         await carry(assembler.feed(part), self._deliver)
+                    self._check_length(assembler)
             facts = await self._end(assembler)
         except Stopped:
             deadline = self._stop.reason == "deadline"
@@ -160,12 +161,11 @@ class Caller:
                 if texts:
                     received = True
                     await carry(assembler.feed_text(cut("".join(texts))), self._deliver)
+            self._check_length(assembler)
             if reader.over:
                 if reader.done and not assembler.finished:
                     assembler.feed(Finish("stop"))
                 return
-            if assembler.chars > self._chars_max:
-                raise AnswerTooLong(_TOO_LONG)
             if received:
                 last_part = time()
                 continue
@@ -178,6 +178,10 @@ class Caller:
                 raise StreamBroken(f"{quiet_bytes} bytes came with nothing of an answer.", answered=True)
             if time() - last_part > stale_s * limits.COMMENTS_STRETCH:
                 raise StaleStream("Nothing of an answer came.", answered=True)
+
+    def _check_length(self, assembler: Assembler) -> None:
+        if assembler.chars > self._chars_max:
+            raise AnswerTooLong(_TOO_LONG)
 
     async def _end(self, assembler: Assembler) -> FailureFacts | None:
         if (error := assembler.error) is not None:
