@@ -3,6 +3,8 @@
 import gc
 import os
 import resource
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,14 @@ def pytest_collection_finish() -> None:
     """Freeze the collected tests, so that the garbage collector does not scan thousands of them again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def released_servers() -> Iterator[None]:
+    """Let go of the test's servers: aiohttp caches a thousand handlers, and with them all that their servers hold."""
+    yield
+    if (module := sys.modules.get("aiohttp.web_app")) is not None:
+        module._cached_build_middleware.cache_clear()
 
 
 @pytest.fixture(autouse=True)
