@@ -18,6 +18,7 @@ T = TypeVar("T")
 # Less than the time limit of a test, and much more than a busy machine needs.
 DEADLINE_S = 60.0
 _POLL_S = 0.005
+_SHOWN_CHARS = 2_000
 _IDLE_ROUNDS = 30
 
 
@@ -33,7 +34,7 @@ async def until(
         if accept(result):
             return result
         if monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s: {condition!r} gave {result!r}")
+            raise AssertionError(f"not within {seconds:g} s: {condition!r} gave {repr(result)[:_SHOWN_CHARS]}")
         await sleep(_POLL_S)
 
 
@@ -42,7 +43,7 @@ def until_blocking(condition: Callable[[], T], accept: Callable[[T], Any] = bool
     deadline = monotonic() + seconds
     while not accept(result := condition()):
         if monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s: {condition!r} gave {result!r}")
+            raise AssertionError(f"not within {seconds:g} s: {condition!r} gave {repr(result)[:_SHOWN_CHARS]}")
         time.sleep(_POLL_S)
     return result
 
